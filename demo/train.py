@@ -1,0 +1,63 @@
+"""A small training run: four processes, DDP over gloo, a checkpoint every few steps.
+
+It is an ordinary PyTorch script with two TaskD lines: ``join`` and the loop. It resumes from its last
+checkpoint when it is started again, which is all that a restart needs.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd import train
+
+
+def main() -> None:
+    """Train to the last step."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    args = parser.parse_args()
+
+    job = train.join()
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)
+    )
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    start = 0
+    if args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        start = saved["step"] + 1
+    print(f"rank {job.rank} pid {os.getpid()} starts at step {start}", flush=True)
+
+    def train_step(step: int) -> float:
+        generator = torch.Generator().manual_seed(1000 * step + job.rank)
+        x = torch.randn(32, 64, generator=generator)
+        y = torch.randint(0, 8, (32,), generator=generator)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for step, loss in job.steps(train_step, until=args.steps, start=start):
+        if step % args.every == args.every - 1:
+            if job.rank == 0:
+                draft = args.checkpoint.with_suffix(".tmp")
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
+                draft.replace(args.checkpoint)
+            print(f"rank {job.rank} pid {os.getpid()} step {step} loss {loss:.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

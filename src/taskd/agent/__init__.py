@@ -1,0 +1,1 @@
+"""The owner of a node's training processes."""

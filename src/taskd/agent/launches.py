@@ -1,0 +1,118 @@
+"""From a plan to the processes of one node: their environment, their files, their place on the console."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from taskd.agent.config import AgentConfig
+from taskd.agent.nursery import WorkerLaunch
+from taskd.core.launch import LaunchSpec, NodePlace, Plan, Program, ScheduledFault, compute_worker_env
+
+STDOUT, STDERR = 1, 2
+EVERY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Where one rank's output and error go."""
+
+    directory: str
+    stdout: str
+    stderr: str
+    error_file: str
+    page: str
+
+
+def rank_files(config: AgentConfig, plan: Plan, place: NodePlace, local_rank: int) -> RankFiles:
+    """Name the files of a rank, in torchrun's layout: one directory per attempt and local rank."""
+    root = Path(config.spec.logs.directory or config.logs_dir) / config.spec.run_id
+    if config.spec.local_nodes > 1:
+        root /= f"node_{place.node_rank}"
+    directory = root / f"attempt_{plan.restart_count}" / str(local_rank)
+    page = Path(config.shm_dir) / f"rank-{place.first_rank + local_rank}.page"
+    return RankFiles(
+        str(directory),
+        str(directory / "stdout.log"),
+        str(directory / "stderr.log"),
+        str(directory / "error.json"),
+        str(page),
+    )
+
+
+def make_launch(
+    config: AgentConfig, plan: Plan, place: NodePlace, local_rank: int, base: Mapping[str, str], cwd: str
+) -> WorkerLaunch:
+    """Make the order by which one worker is born."""
+    files = rank_files(config, plan, place, local_rank)
+    rank = place.first_rank + local_rank
+    env = dict(base)
+    env.update(compute_worker_env(config.spec, plan, place, local_rank))
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    env.update(
+        {
+            "TORCHELASTIC_ERROR_FILE": files.error_file,
+            "TASKD_JOB": config.spec.job,
+            "TASKD_NODE": config.node,
+            "TASKD_GENERATION": str(plan.generation),
+            "TASKD_SOCKET": config.socket,
+            "TASKD_PAGE": files.page,
+            "TASKD_SHM_DIR": config.shm_dir,
+            "TASKD_FIRED_DIR": config.fired_dir,
+        }
+    )
+    if config.own_tmp:
+        env["TMPDIR"] = config.tmp_dir
+    faults = [fault for fault in config.spec.faults if _triggered_by(fault, place, rank)]
+    if faults:
+        env["TASKD_FAULTS"] = json.dumps([dataclasses.asdict(fault) for fault in faults])
+    return WorkerLaunch(
+        key=f"g{plan.generation}/r{rank}",
+        program=_substitute(config.spec, local_rank),
+        env=env,
+        cwd=cwd,
+        stdout=files.stdout,
+        stderr=files.stderr,
+        error_file=files.error_file,
+    )
+
+
+def _triggered_by(fault: ScheduledFault, place: NodePlace, rank: int) -> bool:
+    """Tell whether this rank does the fault, or gives the sign for it."""
+    if fault.rank >= 0:
+        return fault.rank == rank
+    if fault.node >= 0:
+        return place.node_rank == fault.node and rank == place.first_rank
+    return rank == 0
+
+
+def _substitute(spec: LaunchSpec, local_rank: int) -> Program:
+    """Put the local rank into the arguments where torchrun's macro asks for it."""
+    args = tuple(Template(arg).safe_substitute(local_rank=str(local_rank)) for arg in spec.program.args)
+    return dataclasses.replace(spec.program, args=args)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleView:
+    """Whether a stream of a rank is shown, and with what in front of each line."""
+
+    shown: bool
+    prefix: str = ""
+
+
+def console_view(spec: LaunchSpec, rank: int, local_rank: int, stream: int, host: str) -> ConsoleView:
+    """Decide how a stream appears on the console, as torchrun's flags say."""
+    logs = spec.logs
+    teed = bool(logs.tee.get(local_rank, logs.tee.get(EVERY, 0)) & stream)
+    redirected = bool(logs.redirects.get(local_rank, logs.redirects.get(EVERY, 0)) & stream)
+    if logs.show_local_ranks and local_rank not in logs.show_local_ranks:
+        return ConsoleView(shown=False)
+    if not teed:
+        return ConsoleView(shown=not redirected)
+    template = logs.prefix_template or "[${role_name}${local_rank}]:"
+    prefix = Template(template).safe_substitute(
+        role_name=spec.role, rank=rank, local_rank=local_rank, hostname=host
+    )
+    return ConsoleView(shown=True, prefix=prefix)

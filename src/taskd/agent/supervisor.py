@@ -1,0 +1,488 @@
+"""The agent: owner of the training processes of one node.
+
+The decisions are in ``core.node``; this is their body. Orders come through the proxy and are numbered, deaths
+come from the nursery, and everything that the machine wants done is done here. When the proxy or the manager
+is away nothing changes for the training: reports wait, and the agent keeps knocking.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from taskd.agent.config import AgentConfig
+from taskd.agent.console import Console
+from taskd.agent.errorfile import read_error_file
+from taskd.agent.faults import do_fault
+from taskd.agent.launches import STDERR, STDOUT, console_view, make_launch, rank_files
+from taskd.agent.ledger import Ledger
+from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
+from taskd.core import node as machine
+from taskd.core.delivery import Channel, Packet
+from taskd.core.exits import Exit, ExitCode
+from taskd.core.heartbeat import BeatState
+from taskd.core.launch import NodePlace, Plan
+from taskd.core.messages import (
+    MANAGER,
+    Announce,
+    Beat,
+    Finish,
+    Inject,
+    LocalHello,
+    OrderDone,
+    Start,
+    Stop,
+    Upstream,
+    WorkerExited,
+    WorkersStopped,
+    WorkerState,
+    WorkerView,
+    agent_address,
+    proxy_address,
+)
+from taskd.core.node import (
+    DoFault,
+    Execute,
+    Leave,
+    NodeEffect,
+    NodeEvent,
+    NodeState,
+    OrderReceived,
+    ProcessesStarted,
+    ProcessExited,
+    RefuseOrder,
+    SignalProcesses,
+    SpawnFailed,
+    SpawnProcesses,
+    Tell,
+    TellStopped,
+    Ticked,
+)
+from taskd.kit.lifeline import Lifeline
+from taskd.kit.logs import Log
+from taskd.kit.machine import boot_id, find_free_port, is_paused, remove_tree
+from taskd.kit.pages import Page
+from taskd.links.local import LocalLink, connect_local
+from taskd.wire.envelope import (
+    Envelope,
+    Message,
+    WireError,
+    decode_envelope,
+    encode_envelope,
+    pack,
+    pack_packet,
+    unpack,
+    unpack_packet,
+)
+
+BEAT_S = 0.5
+TICK_S = 0.1
+RECONNECT_S = 0.05
+LAST_WORDS_S = 2.0
+SIGTERM, SIGKILL = 15, 9
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, config: AgentConfig, log: Log, lifeline: Lifeline) -> None:
+        """Make an agent; ``run`` makes it work."""
+        self._config = config
+        self._log = log
+        self._lifeline = lifeline
+        self.incarnation = secrets.token_hex(6)
+        self._state = NodeState(config.node)
+        self._link: LocalLink | None = None
+        self._channel: Channel[Message] | None = None
+        self._nursery = self._make_nursery()
+        self._nursery_ready = asyncio.Event()
+        self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
+        self._ended: set[str] = set()
+        self._ledger = Ledger(config.ledger_file, config.node, self.incarnation)
+        self._pages: dict[int, Page] = {}
+        self._born_at: dict[int, float] = {}
+        self._pids: dict[int, int] = {}
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._left = asyncio.Event()
+        self._cwd = str(Path.cwd())
+        self._heard_manager = False
+        self.proxy_pid = 0
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until the manager ends the job."""
+        work = [
+            asyncio.ensure_future(self._keep_nursery()),
+            asyncio.ensure_future(self._keep_link()),
+            asyncio.ensure_future(self._keep_time()),
+            asyncio.ensure_future(self._console.run()),
+        ]
+        over = asyncio.ensure_future(self._left.wait())
+        try:
+            await asyncio.wait({over, *work}, return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                if task.done():
+                    task.result()
+            await self._last_words()
+        finally:
+            everything: list[asyncio.Future[Any]] = [over, *work, *self._tasks]
+            for each in everything:
+                each.cancel()
+            await asyncio.gather(*everything, return_exceptions=True)
+            await self._nursery.close()
+            await self._console.drain()
+
+    def stop_here(self, why: str) -> None:
+        """End this node's part: the launcher of a multi-node job was told to go."""
+        self._apply(OrderReceived(time.monotonic(), Finish("leave", ExitCode.OK, why)))
+
+    async def _last_words(self) -> None:
+        """Give the final report a moment to arrive; the job is over either way."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self._channel is not None and self._channel.pending and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    def _make_nursery(self) -> Nursery:
+        env = self._worker_base_env()
+        nursery = Nursery(
+            env=env,
+            on_exit=self._on_child_exit,
+            warm=self._config.warm,
+            spares=self._config.spec.spares,
+            log_file=self._config.log_file and f"{self._config.log_file}.nursery",
+        )
+        nursery.on_lost = self._on_nursery_lost
+        return nursery
+
+    def _worker_base_env(self) -> dict[str, str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("TASKD_ROLE")}
+        if self._config.spec.local_world > 1:
+            # torchrun's rule: many processes on one node would each take every core.
+            env.setdefault("OMP_NUM_THREADS", "1")
+        return env
+
+    async def _keep_nursery(self) -> None:
+        while True:
+            if not self._nursery.alive:
+                self._nursery_ready.clear()
+                await self._nursery.start()
+                self._nursery_ready.set()
+            await asyncio.sleep(TICK_S)
+
+    def _on_nursery_lost(self) -> None:
+        self._log.warning("nursery_lost")
+        self._nursery_ready.clear()
+        self._nursery = self._make_nursery()
+
+    # --- the link ----------------------------------------------------------------------------------------
+
+    async def _keep_link(self) -> None:
+        while True:
+            try:
+                link = await connect_local(self._config.socket, timeout_s=1.0)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            self._link = link
+            self.proxy_pid = link.peer_pid
+            hello = LocalHello(agent_address(self._config.node), self.incarnation, os.getpid())
+            link.send(encode_envelope(self._outside_numbering(hello, proxy_address(self._config.node))))
+            while (data := await link.receive()) is not None:
+                self._take(data)
+            self._link = None
+            self._log.info("proxy_lost")
+            await link.close()
+
+    def _take(self, data: bytes) -> None:
+        try:
+            envelope = decode_envelope(data)
+            if envelope.kind == Upstream.__name__:
+                upstream = unpack(envelope)
+                if isinstance(upstream, Upstream) and upstream.incarnation:
+                    self._meet(upstream.incarnation)
+                return
+            packet = unpack_packet(envelope)
+        except WireError as error:
+            self._log.warning("bad_message", why=str(error))
+            return
+        if envelope.job != self._config.spec.job or self._channel is None:
+            self._log.info("refused", kind=envelope.kind, why=f"of job {envelope.job!r}, or nobody asked")
+            return
+        received = self._channel.receive(packet, time.monotonic())
+        if received.refused:
+            self._log.info("refused", kind=envelope.kind, why=received.refused)
+        for message in received.messages:
+            if isinstance(message, Start | Stop | Finish | Inject):
+                self._apply(OrderReceived(time.monotonic(), message))
+            else:
+                self._log.warning("unexpected", kind=envelope.kind)
+        if received.owes_ack:
+            self._push(self._channel.acknowledge())
+
+    def _meet(self, incarnation: str) -> None:
+        """Speak to this manager from now on; a new one is told everything, the same one what it missed."""
+        self._heard_manager = True
+        now = time.monotonic()
+        if self._channel is not None and self._channel.peer == incarnation:
+            for packet in self._channel.resend_all(now):
+                self._push(packet)
+            return
+        self._channel = Channel(self.incarnation, incarnation)
+        self._log.info("announcing", manager=incarnation, phase=self._state.phase)
+        self._push(self._channel.send(self._announce(), now))
+
+    def _announce(self) -> Announce:
+        config = self._config
+        return Announce(
+            node=config.node,
+            wants_rank=config.wants_rank,
+            addr=config.addr,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            local_world=config.spec.local_world,
+            free_port=find_free_port(config.addr),
+            phase=self._state.phase,
+            generation=self._state.generation,
+            plan=self._state.plan,
+            workers=tuple(self._with_progress(view) for view in self._state.workers.values()),
+            options=config.spec.options(),
+        )
+
+    def _with_progress(self, view: WorkerView) -> WorkerView:
+        step, joined = self._progress(view.rank)
+        state = WorkerState.JOINED if joined and view.state is WorkerState.RUNNING else view.state
+        return WorkerView(
+            view.rank, view.local_rank, view.pid, state, max(step, view.step), view.exit, view.log
+        )
+
+    def _push(self, packet: Packet[Message]) -> None:
+        if self._link is None:
+            return
+        envelope = pack_packet(
+            self._config.spec.job, agent_address(self._config.node), MANAGER, self._state.generation, packet
+        )
+        self._link.send(encode_envelope(envelope))
+
+    def _outside_numbering(self, message: Message, dst: str) -> Envelope:
+        return pack(
+            self._config.spec.job, agent_address(self._config.node), dst, message, sender=self.incarnation
+        )
+
+    # --- time --------------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        started = last_beat = last_look = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._apply(Ticked(now))
+            if self._channel is not None:
+                for packet in self._channel.resend_due(now):
+                    self._push(packet)
+            if now - last_beat >= BEAT_S:
+                last_beat = now
+                self._beat()
+            if now - last_look >= self._config.spec.monitor_interval_s:
+                last_look = now
+                self._look_for_vanished(now)
+            if not self._heard_manager and now - started > self._config.spec.join_timeout_s:
+                self._lifeline.say(fatal="no manager was reached in time; check its address and port")
+                return
+
+    def _beat(self) -> None:
+        if self._channel is None:
+            return
+        alive = {rank: view for rank, view in self._state.workers.items() if view.state.alive}
+        progress = {rank: self._progress(rank) for rank in alive}
+        beat = Beat(
+            self._state.generation,
+            {rank: step for rank, (step, _) in progress.items()},
+            tuple(rank for rank, (_, joined) in progress.items() if joined),
+            tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
+        )
+        self._push(self._channel.send_unreliable(beat))
+
+    def _look_for_vanished(self, now: float) -> None:
+        """Fall back on looking, for a kernel that does not tell: every death is known by then at the latest.
+
+        A process that ended but was not reaped still has its entry, so what is missing here is beyond asking.
+        """
+        for rank, view in list(self._state.workers.items()):
+            if view.state.alive and view.pid and not Path(f"/proc/{view.pid}").exists():
+                self._log.warning("vanished", rank=rank, pid=view.pid)
+                self._on_child_exit(ChildExit(f"g{self._state.generation}/r{rank}", view.pid, Exit(), now))
+
+    def _progress(self, rank: int) -> tuple[int, bool]:
+        page = self._pages.get(rank)
+        view = page.read() if page is not None else None
+        if view is None:
+            return -1, False
+        return view.step, view.state is not BeatState.NEW
+
+    # --- the machine -------------------------------------------------------------------------------------
+
+    def _apply(self, event: NodeEvent) -> None:
+        self._state, effects = machine.step(self._state, event)
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: NodeEffect) -> None:
+        match effect:
+            case Execute():
+                self._ledger.write(effect.order, effect.generation)
+            case SpawnProcesses():
+                self._background(self._spawn(effect.plan, effect.place))
+            case SignalProcesses():
+                self._signal(effect.ranks, effect.signal)
+            case Tell():
+                self._tell(effect.report)
+            case TellStopped():
+                free_port = find_free_port(self._config.addr)
+                self._tell(WorkersStopped(effect.generation, free_port))
+            case DoFault():
+                self._background(self._do_fault(effect.order))
+            case Leave():
+                self._lifeline.say(finished=effect.code, reason=effect.reason, report=effect.report)
+                self._left.set()
+            case RefuseOrder():
+                self._log.info("order_refused", order=effect.order, why=effect.why)
+
+    def _tell(self, report: Message) -> None:
+        if self._channel is not None:
+            self._push(self._channel.send(report, time.monotonic()))
+
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- processes ---------------------------------------------------------------------------------------
+
+    async def _spawn(self, plan: Plan, place: NodePlace) -> None:
+        try:
+            async with asyncio.timeout(60.0):
+                await self._nursery_ready.wait()
+            launches = []
+            for local_rank in range(place.local_world):
+                self._prepare_files(plan, place, local_rank)
+                launches.append(
+                    make_launch(
+                        self._config, plan, place, local_rank, self._worker_base_env(), self._cwd
+                    )
+                )
+            self._ended.clear()
+            self._born_at = dict.fromkeys(place.ranks, time.monotonic())
+            children = await self._nursery.spawn_all(launches)
+        except (OSError, TimeoutError, SpawnError, NurseryLostError) as error:
+            why = f"the processes could not be started: {error}"
+            self._log.exception("spawn_failed")
+            self._apply(SpawnFailed(time.monotonic(), plan.generation, why))
+            return
+        views: list[WorkerView] = []
+        sources: dict[int, str] = {}
+        for local_rank, child in enumerate(children):
+            rank = place.first_rank + local_rank
+            files = rank_files(self._config, plan, place, local_rank)
+            self._pids[rank] = child.pid
+            sources[rank] = child.source
+            views.append(
+                WorkerView(rank, local_rank, child.pid, WorkerState.RUNNING, log=files.directory)
+            )
+        self._apply(ProcessesStarted(time.monotonic(), plan.generation, tuple(views), sources))
+
+    def _prepare_files(self, plan: Plan, place: NodePlace, local_rank: int) -> None:
+        files = rank_files(self._config, plan, place, local_rank)
+        rank = place.first_rank + local_rank
+        directory = Path(files.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        Path(files.error_file).unlink(missing_ok=True)
+        Path(self._config.shm_dir).mkdir(parents=True, exist_ok=True)
+        old = self._pages.pop(rank, None)
+        if old is not None:
+            old.close()
+        self._pages[rank] = Page(files.page, create_generation=plan.generation)
+        host = socket.gethostname()
+        out = console_view(self._config.spec, rank, local_rank, STDOUT, host)
+        if out.shown:
+            self._console.follow(files.stdout, stream="stdout", prefix=out.prefix)
+        err = console_view(self._config.spec, rank, local_rank, STDERR, host)
+        if err.shown:
+            self._console.follow(files.stderr, stream="stderr", prefix=err.prefix)
+
+    def _on_child_exit(self, child: ChildExit) -> None:
+        generation, rank = (int(part[1:]) for part in child.key.split("/"))
+        plan = self._state.plan
+        place = plan.place_of(self._config.node) if plan else None
+        if plan is None or place is None or plan.generation != generation or child.key in self._ended:
+            return
+        self._ended.add(child.key)
+        local_rank = rank - place.first_rank
+        files = rank_files(self._config, plan, place, local_rank)
+        error = None if child.exit.ok else read_error_file(files.error_file)
+        step, _ = self._progress(rank)
+        for path in (files.stdout, files.stderr):
+            self._console.unfollow(path)
+        report = WorkerExited(
+            generation=generation,
+            rank=rank,
+            local_rank=local_rank,
+            pid=child.pid,
+            exit=child.exit,
+            step=step,
+            lived_s=child.noticed_at - self._born_at.get(rank, child.noticed_at),
+            noticed_at=child.noticed_at,
+            failed_stamp=error.stamp if error else 0.0,
+            error=error.message if error else "",
+            place=error.place if error else "",
+            log=files.directory,
+        )
+        self._apply(ProcessExited(time.monotonic(), report))
+
+    def _signal(self, ranks: tuple[int, ...], sig: int) -> None:
+        for rank in ranks:
+            view = self._state.workers.get(rank)
+            if view is None or not view.pid:
+                continue
+            # A stopped process does not act on SIGTERM, and it was given up already.
+            effective = SIGKILL if sig == SIGTERM and is_paused(view.pid) else sig
+            self._nursery.signal(view.pid, effective)
+
+    async def _do_fault(self, order: Inject) -> None:
+        pid = 0
+        if order.rank >= 0:
+            view = self._state.workers.get(order.rank)
+            pid = view.pid if view is not None and view.state.alive else 0
+        ok, detail = do_fault(order, pid, self.proxy_pid)
+        self._tell(OrderDone(order.order, ok=ok, detail=detail))
+        if ok and order.whole_node:
+            await self._lose_node()
+        elif ok and order.role == "agent":
+            await self._after_answer()
+            os.kill(os.getpid(), 19 if order.kind == "hang" else SIGKILL)
+
+    async def _after_answer(self) -> None:
+        """Let the answer reach the manager before this process goes."""
+        deadline = time.monotonic() + 1.0
+        while self._channel is not None and self._channel.pending and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    async def _lose_node(self) -> None:
+        """Be a node that lost its power: processes, relay, memory and files are gone at once."""
+        await self._after_answer()
+        for view in self._state.workers.values():
+            if view.state.alive and view.pid:
+                self._nursery.signal(view.pid, SIGKILL)
+        if self.proxy_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.proxy_pid, SIGKILL)
+        remove_tree(self._config.shm_dir)
+        remove_tree(self._config.tmp_dir)
+        os.kill(os.getpid(), SIGKILL)

@@ -1,0 +1,1 @@
+"""What of the agent knows PyTorch."""

@@ -1,0 +1,1 @@
+"""The ``taskd`` command: run, status, timeline, logs, stop, inject."""

@@ -1,0 +1,208 @@
+"""The command line: which commands there are and how they are spelled.
+
+``taskd run`` goes past typer. Its flags are torchrun's, with rules of their own, and what follows the script
+must not be looked at. The other commands are declared here; what they do is imported when one is called, so
+that ``taskd --help`` stays quick. A declared command only returns its work, which is done outside of typer:
+typer has its own answers to an interrupt and to a reader that leaves, and they are not ours.
+
+Whatever goes wrong ends here, as one sentence on stderr and a code of the table in ``core.exits``. A
+traceback is for a defect in TaskD, and then only with TASKD_DEBUG=1.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from taskd.cli.errors import CliError
+from taskd.core.exits import ExitCode
+
+_SIGINT_CODE = int(ExitCode.SIGNAL_BASE) + 2
+_SIGPIPE_CODE = int(ExitCode.SIGNAL_BASE) + 13
+
+# The ancestor of all complaints about a command line. Newer versions of typer bring their own copy of click,
+# so the class is taken from typer and not from click.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="taskd",
+    help="Keeps training jobs running.",
+    add_completion=False,
+    rich_markup_mode=None,  # rich would double the time of every --help
+    pretty_exceptions_enable=False,
+)
+
+Work = Callable[[], int]
+JobArgument = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="Name of the job; not needed where there is only one.")
+]
+
+
+class StatusOutput(StrEnum):
+    """Forms of a status."""
+
+    TABLE = "table"
+    JSON = "json"
+    PLAIN = "plain"
+
+
+class TimelineOutput(StrEnum):
+    """Forms of a timeline."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+@app.command(add_help_option=False)
+def run() -> None:
+    """Start a job: taskd run [torchrun's flags] script.py [arguments]."""
+
+
+@app.command()
+def status(
+    job: JobArgument = None,
+    output: Annotated[StatusOutput, typer.Option(help="Form of the output.")] = StatusOutput.TABLE,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until the job ends.")] = False,
+) -> Work:
+    """Show a job's ranks and nodes, their state and step, and the last fault."""
+    from taskd.cli import commands
+
+    return partial(commands.show_status, job, output.value, watch=watch)
+
+
+@app.command()
+def timeline(
+    job: JobArgument = None,
+    output: Annotated[TimelineOutput, typer.Option(help="Form of the output.")] = TimelineOutput.TABLE,
+    perfetto: Annotated[str | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
+) -> Work:
+    """Show each fault with its phases in milliseconds and the reason in words."""
+    from taskd.cli import commands
+
+    return partial(commands.show_timeline, job, output.value, perfetto)
+
+
+@app.command()
+def logs(
+    rank: Annotated[int, typer.Option(help="The rank whose output to print.")],
+    job: JobArgument = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Its stderr instead of its stdout.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    attempt: Annotated[int | None, typer.Option(metavar="K", help="An earlier start, from 0.")] = None,
+) -> Work:
+    """Print what a rank wrote."""
+    from taskd.cli import commands
+
+    return partial(commands.show_logs, job, rank, attempt, stderr=stderr, follow=follow)
+
+
+@app.command()
+def stop(job: JobArgument = None) -> Work:
+    """End a job in order and wait until it is gone."""
+    from taskd.cli import commands
+
+    return partial(commands.stop, job)
+
+
+@app.command()
+def inject(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="kill, hang, raise or exit.")],
+    job: JobArgument = None,
+    *,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Break this rank.")] = None,
+    node: Annotated[int | None, typer.Option(metavar="N", help="Break this node as a whole.")] = None,
+    role: Annotated[str | None, typer.Option(metavar="ROLE", help="Break a manager, proxy or agent.")] = None,
+    at_step: Annotated[int | None, typer.Option(metavar="S", help="At this step; otherwise now.")] = None,
+    code: Annotated[int | None, typer.Option(metavar="C", help="Code for exit (default 1).")] = None,
+) -> Work:
+    """Break something in a running job, to see it recover."""
+    from taskd.cli import commands
+
+    return partial(commands.inject, kind, job, rank=rank, node=node, role=role, step=at_step, code=code)
+
+
+@app.command("exit-codes")
+def exit_codes() -> Work:
+    """Print what the exit codes mean."""
+    from taskd.cli import commands
+
+    return commands.show_exit_codes
+
+
+@app.command()
+def version() -> Work:
+    """Print the version of TaskD."""
+    from taskd.cli import commands
+
+    return commands.show_version
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return int(_dispatch(words))
+    except CliError as error:
+        return _fail(error.sentence, error.code)
+    except _UsageError as error:
+        return _fail(_usage_sentence(error, words), ExitCode.USAGE)
+    except KeyboardInterrupt:
+        return _SIGINT_CODE
+    except BrokenPipeError:
+        # The reader has enough (`taskd logs … | head`). Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _SIGPIPE_CODE
+    except Exception as error:
+        if os.environ.get("TASKD_DEBUG") == "1":
+            raise
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _fail(f"a defect in TaskD: {what}; TASKD_DEBUG=1 shows where", ExitCode.INTERNAL)
+
+
+def _dispatch(words: list[str]) -> int:
+    if words[:1] == ["run"]:
+        return _run(words[1:])
+    if words == ["--version"]:
+        words = ["version"]
+    work = app(args=words or ["--help"], prog_name="taskd", standalone_mode=False)
+    return work() if callable(work) else ExitCode.OK
+
+
+def _run(words: list[str]) -> int:
+    """Parse the flags and hand over to the launcher."""
+    from taskd.cli.flags import parse_run
+    from taskd.cli.flagtable import HelpRequested, format_help
+    from taskd.cli.machine import this_machine
+
+    try:
+        request = parse_run(words, this_machine())
+    except HelpRequested:
+        print(format_help(), end="")
+        return ExitCode.OK
+    for note in request.notes:
+        print(f"taskd: note: {note}", file=sys.stderr, flush=True)
+    from taskd import launcher
+
+    return int(launcher.run(request.spec))
+
+
+def _usage_sentence(error: Exception, words: list[str]) -> str:
+    """Make typer's complaint one sentence with the way out."""
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    what = " ".join(text.split()).rstrip(".")
+    known = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
+    help_of = f"taskd {words[0]} --help" if words and words[0] in known else "taskd --help"
+    return f"{what[:1].lower()}{what[1:]}; `{help_of}` shows what there is"
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"taskd: {sentence}", file=sys.stderr, flush=True)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

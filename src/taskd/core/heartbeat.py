@@ -1,0 +1,53 @@
+"""The page of shared memory in which a worker writes how far it is.
+
+The agent makes one small file per rank in the node's shared memory and the worker maps it. A store of eight
+aligned bytes is all that a step costs, and the page stays readable when the process is gone, which is when
+its content matters most.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = 0x6473_6B74  # "tksd"
+FIELDS = 8
+SIZE_BYTES = FIELDS * 8
+
+F_MAGIC, F_GENERATION, F_PID, F_STATE, F_STEP, F_CHANGED_NS, F_STEPS_DONE, F_SPARE = range(FIELDS)
+
+
+class BeatState(IntEnum):
+    """What the worker said of itself."""
+
+    NEW = 0
+    JOINED = 1
+    DONE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BeatView:
+    """One reading of the page."""
+
+    generation: int
+    pid: int
+    state: BeatState
+    step: int
+    changed_ns: int
+    steps_done: int
+
+
+def blank(generation: int) -> list[int]:
+    """Return the fields of a page that no worker has touched."""
+    return [MAGIC, generation, 0, BeatState.NEW, -1, 0, 0, 0]
+
+
+def parse_page(fields: list[int]) -> BeatView | None:
+    """Read the fields of a page; None if this is not one."""
+    if len(fields) < FIELDS or fields[F_MAGIC] != MAGIC:
+        return None
+    try:
+        state = BeatState(fields[F_STATE])
+    except ValueError:
+        return None
+    return BeatView(
+        fields[F_GENERATION], fields[F_PID], state, fields[F_STEP], fields[F_CHANGED_NS], fields[F_STEPS_DONE]
+    )

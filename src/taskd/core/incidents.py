@@ -1,0 +1,74 @@
+"""One fault from its first sign to the first step after it, as marks on one clock.
+
+Each phase is the time between two neighbouring marks, so the phases add up to the downtime by construction
+and a missing mark (a script that never joins has no ``joined``) leaves no hole.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from taskd.core.status import IncidentStatus, PhaseName
+
+ORDER = (
+    PhaseName.DETECT,
+    PhaseName.DECIDE,
+    PhaseName.RELEASE,
+    PhaseName.SPAWN,
+    PhaseName.JOIN,
+    PhaseName.RESTORE,
+    PhaseName.FIRST_STEP,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A fault and the recovery from it. ``marks`` tells when each phase ended."""
+
+    number: int
+    started_at: float
+    stamp: float
+    kind: str
+    what: str
+    rank: int
+    node: str
+    step: int
+    generation: int
+    strategy: str = "restart"
+    reason: str = ""
+    outcome: str = "recovering"
+    failed_stamp: float = 0.0
+    marks: dict[PhaseName, float] = field(default_factory=dict)
+
+    def mark(self, phase: PhaseName, now: float) -> "Incident":
+        """Note that a phase ended now; the first note counts."""
+        if phase in self.marks:
+            return self
+        return replace(self, marks={**self.marks, phase: now})
+
+    def phases_ms(self) -> dict[str, float]:
+        """Compute how long each phase took."""
+        last = self.started_at
+        phases: dict[str, float] = {}
+        for phase in ORDER:
+            if phase in self.marks:
+                at = max(last, self.marks[phase])
+                phases[phase.value] = (at - last) * 1000.0
+                last = at
+        return phases
+
+    def status(self) -> IncidentStatus:
+        """Return the incident as it is shown."""
+        return IncidentStatus(
+            number=self.number,
+            stamp=self.stamp,
+            kind=self.kind,
+            what=self.what,
+            rank=self.rank,
+            node=self.node,
+            step=self.step,
+            strategy=self.strategy,
+            reason=self.reason,
+            outcome=self.outcome,
+            generation=self.generation,
+            phases_ms=self.phases_ms(),
+            started_at=self.started_at,
+        )

@@ -1,0 +1,589 @@
+"""The recovery machine: what happened goes in, orders come out.
+
+``step`` is the only way the state changes. It reads no clock and sends nothing, so the manager, a simulation
+and a property test run the very same decisions.
+
+The course of a restart, in which a further fault at any point changes nothing but the report::
+
+    RUNNING --fault--> STOPPING --all stopped--> STARTING (generation + 1) --all started--> RUNNING
+                           |  a node is lost: GATHERING until it or another one is there
+                           '- budget spent, or the same failure again and again: FINISHING --> ENDED
+
+A manager that was born into a running job is in GATHERING like any other. What the agents announce tells it
+how far its predecessor came, and it goes on from there: see ``_resume``.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from taskd.core.exits import ExitCode
+from taskd.core.failures import Failure, describe_exit
+from taskd.core.incidents import Incident
+from taskd.core.jobstate import (
+    Culprit,
+    Effect,
+    Ending,
+    EndJob,
+    Event,
+    Job,
+    Node,
+    NodeAnnounced,
+    NodeLost,
+    RecordIncident,
+    Refuse,
+    Reported,
+    SendOrder,
+    StopRequested,
+    Ticked,
+)
+from taskd.core.launch import Plan, compute_places
+from taskd.core.messages import (
+    Announce,
+    Beat,
+    Finish,
+    NodePhase,
+    OrderDone,
+    Progress,
+    Start,
+    Stop,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+    WorkerState,
+    WorkerView,
+)
+from taskd.core.status import JobPhase, PhaseName
+
+FINISH_ORDER = "finish"
+FINISH_MARGIN_S = 10.0
+
+Outcome = tuple[Job, tuple[Effect, ...]]
+
+
+def step(job: Job, event: Event) -> Outcome:
+    """Return the job after an event, and what must be done about it."""
+    match event:
+        case NodeAnnounced():
+            return _announced(job, event)
+        case NodeLost():
+            return _lost(job, event)
+        case Reported():
+            return _reported(job, event)
+        case StopRequested():
+            if job.ending is not None:
+                return job, ()
+            return _finish(job, event.now, Ending(event.code, event.why))
+        case Ticked():
+            return _ticked(job, event.now)
+        case _:
+            assert_never(event)
+
+
+# --- nodes come and go -----------------------------------------------------------------------------------
+
+
+def _announced(job: Job, event: NodeAnnounced) -> Outcome:
+    announce = event.announce
+    key = announce.node
+    known = job.nodes.get(key)
+    if announce.wants_rank >= job.options.max_nodes:
+        why = f"node rank {announce.wants_rank} does not exist in a job of {job.options.max_nodes} nodes"
+        finish = Finish(FINISH_ORDER, ExitCode.USAGE, why)
+        return job, (Refuse(key, why), SendOrder(key, finish))
+    node = Node(
+        key=key,
+        incarnation=event.incarnation,
+        announce=announce,
+        order_of_joining=known.order_of_joining if known else len(job.nodes),
+        phase=announce.phase,
+        generation=announce.generation,
+        free_port=announce.free_port,
+        workers={view.rank: view for view in announce.workers},
+    )
+    job = _with_node(job, node)
+    if job.ending is not None:
+        return job, (SendOrder(key, _finish_order(job, job.ending)),)
+    if job.phase is JobPhase.GATHERING:
+        return _gather(job, event.now, event.stamp)
+    reborn = known is not None and known.incarnation != event.incarnation
+    if reborn and _is_member(job, key):
+        if job.phase is JobPhase.STOPPING:
+            return _stopping(job, event.now)
+        what = f"the agent of node {_node_label(job, key)} was replaced; its processes are gone"
+        return _fault(job, event.now, event.stamp, "agent", Culprit(key, what, ExitCode.FAILED))
+    return _adopt_failures(job, event.now, event.stamp, key)
+
+
+def _lost(job: Job, event: NodeLost) -> Outcome:
+    node = job.nodes.get(event.node)
+    if node is None or node.lost or node.incarnation != event.incarnation:
+        return job, ()
+    job = _with_node(job, replace(node, lost=event.why))
+    match job.phase:
+        case JobPhase.FINISHING:
+            return _finishing(job)
+        case JobPhase.STOPPING:
+            return _stopping(job, event.now)
+        case JobPhase.STARTING | JobPhase.RUNNING if _is_member(job, event.node):
+            what = f"node {_node_label(job, event.node)} was lost: {event.why}"
+            return _fault(job, event.now, event.stamp, "node", Culprit(event.node, what, ExitCode.FAILED))
+        case _:
+            return job, ()
+
+
+def _gather(job: Job, now: float, stamp: float) -> Outcome:
+    usable = [node for node in job.nodes.values() if node.usable]
+    enough = len(usable) >= job.options.max_nodes
+    last_call = len(usable) >= job.options.min_nodes and now - job.since >= job.options.last_call_s
+    if not enough and not last_call:
+        missing = job.options.max_nodes - len(usable)
+        return replace(job, reason=f"waiting for {missing} of {job.options.max_nodes} nodes"), ()
+    if job.generation == 0 and any(node.generation for node in usable):
+        return _resume(job, now, stamp)
+    return _begin(job, now)
+
+
+def _resume(job: Job, now: float, stamp: float) -> Outcome:
+    """Go on where a manager before this one stopped."""
+    usable = {node.key: node for node in job.nodes.values() if node.usable}
+    newest = max(usable.values(), key=lambda node: node.generation)
+    plan = newest.announce.plan
+    if plan is None:
+        return _begin(replace(job, generation=newest.generation), now)
+    job = replace(
+        job,
+        plan=plan,
+        generation=plan.generation,
+        restarts=plan.restart_count,
+        budget=replace(job.budget, used=dict(plan.faults)),
+        joins=any(view.state is WorkerState.JOINED or view.step >= 0 for view in _views(job)),
+        steps=any(view.step >= 0 for view in _views(job)),
+        since=now,
+    )
+    members = [usable.get(place.node) for place in plan.places]
+    current = [node for node in members if node is not None and node.generation == plan.generation]
+    waiting = [
+        node
+        for node in members
+        if node is not None
+        and node.generation == plan.generation - 1
+        and node.generation > 0
+        and node.phase is NodePhase.STOPPED
+    ]
+    stopped = any(node.phase in (NodePhase.STOPPING, NodePhase.STOPPED) for node in current)
+    if not stopped and len(current) + len(waiting) == len(plan.places):
+        job = replace(job, phase=JobPhase.STARTING, reason="the manager was replaced; going on")
+        job, orders = _order_start(job, plan, waiting)
+        job, more = _starting(job, now)
+        for node in current:
+            job, failed = _adopt_failures(job, now, stamp, node.key)
+            more = (*more, *failed)
+        return job, (*orders, *more)
+    what = "the manager was replaced in the middle of a restart"
+    culprit = Culprit("", what, ExitCode.FAILED)
+    return _fault(replace(job, phase=JobPhase.RUNNING), now, stamp, "manager", culprit)
+
+
+def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
+    """Act on processes that an announcement shows as failed."""
+    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not _is_member(job, key):
+        return job, ()
+    node = job.nodes[key]
+    for view in node.workers.values():
+        if view.state is WorkerState.FAILED and view.exit is not None and node.generation == job.generation:
+            report = WorkerExited(
+                job.generation, view.rank, view.local_rank, view.pid, view.exit, view.step, 0.0, now, log=view.log
+            )
+            return _worker_exited(job, Reported(now, stamp, key, node.incarnation, report), report)
+    return _finished_or(job, now)
+
+
+# --- what agents tell ------------------------------------------------------------------------------------
+
+
+def _reported(job: Job, event: Reported) -> Outcome:
+    node = job.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return job, (Refuse(event.node, f"report of unknown incarnation {event.incarnation}"),)
+    report = event.report
+    match report:
+        case Announce():
+            return _announced(job, NodeAnnounced(event.now, event.stamp, event.incarnation, report))
+        case OrderDone(order=order):
+            if order != FINISH_ORDER:
+                return job, ()
+            return _finishing(_with_node(job, replace(node, finished=True)))
+        case Beat():
+            if report.generation != job.generation:
+                return job, ()
+            for rank, at_step in report.steps.items():
+                job = _progressed(job, event.node, rank, rank in report.joined, at_step)
+            return _after_progress(job, event.now)
+        case Progress():
+            if report.generation != job.generation:
+                return job, (_stale(event.node, report.generation, job),)
+            job = _progressed(job, event.node, report.rank, report.joined, report.step)
+            return _after_progress(job, event.now)
+        case WorkersStarted():
+            if report.generation != job.generation:
+                return job, (_stale(event.node, report.generation, job),)
+            views = {view.rank: _newer(node.workers.get(view.rank), view) for view in report.workers}
+            job = _with_node(
+                job, replace(node, phase=NodePhase.RUNNING, generation=report.generation, workers=views)
+            )
+            return _starting(job, event.now)
+        case WorkerExited():
+            return _worker_exited(job, event, report)
+        case WorkersStopped():
+            job = _with_node(
+                job,
+                replace(
+                    node,
+                    phase=NodePhase.STOPPED,
+                    generation=max(node.generation, report.generation),
+                    free_port=report.free_port,
+                    workers={rank: _stopped(view) for rank, view in node.workers.items()},
+                ),
+            )
+            return _stopping(job, event.now)
+        case _:
+            assert_never(report)
+
+
+def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
+    if report.generation != job.generation:
+        return job, (_stale(event.node, report.generation, job),)
+    node = job.nodes[event.node]
+    state = WorkerState.SUCCEEDED if report.exit.ok else WorkerState.FAILED
+    view = WorkerView(
+        report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log
+    )
+    job = _with_node(job, replace(node, workers={**node.workers, report.rank: view}))
+    if report.exit.ok:
+        return _finished_or(job, event.now)
+    what = f"rank {report.rank} (node {_node_label(job, event.node)}, pid {report.pid}) {describe_exit(report.exit)}"
+    if report.step >= 0:
+        what += f" at step {report.step}"
+    if report.error:
+        what += f": {report.error}"
+    culprit = Culprit(event.node, what, report.exit.shell_code, report.log, report.error)
+    failure = Failure(report.rank, report.exit, report.step, report.place, report.error, report.lived_s)
+    if job.phase is JobPhase.STOPPING:
+        return _blame_earlier(job, report, culprit, failure)
+    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        return job, ()
+    return _fault(job, event.now, event.stamp, "process", culprit, failure=failure, report=report)
+
+
+def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:
+    """Correct the blame if a process that ended later had failed earlier.
+
+    An interpreter with torch needs most of a second to end after an exception, and its peers may fail on the
+    broken connection before it is gone. The error files tell the order of the exceptions.
+    """
+    incident = job.incident
+    if incident is None or not report.failed_stamp or not incident.failed_stamp:
+        return job, ()
+    if report.failed_stamp >= incident.failed_stamp:
+        return job, ()
+    incident = replace(
+        incident,
+        what=culprit.what,
+        rank=report.rank,
+        node=culprit.node,
+        step=report.step,
+        failed_stamp=report.failed_stamp,
+    )
+    streak = replace(job.streak, failure=failure)
+    return replace(job, incident=incident, culprit=culprit, streak=streak), (RecordIncident(incident),)
+
+
+# --- the course of a restart -----------------------------------------------------------------------------
+
+
+def _fault(
+    job: Job,
+    now: float,
+    stamp: float,
+    kind: str,
+    culprit: Culprit,
+    *,
+    failure: Failure | None = None,
+    report: WorkerExited | None = None,
+) -> Outcome:
+    number = job.incidents + 1
+    incident = Incident(
+        number=number,
+        started_at=min(now, report.noticed_at) if report and report.noticed_at else now,
+        stamp=stamp,
+        kind=kind,
+        what=culprit.what,
+        rank=report.rank if report else -1,
+        node=culprit.node,
+        step=report.step if report else -1,
+        generation=job.generation,
+        failed_stamp=report.failed_stamp if report else 0.0,
+    )
+    incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
+    interrupted = job.incident
+    effects: list[Effect] = []
+    if interrupted is not None:
+        effects.append(RecordIncident(replace(interrupted, outcome=f"interrupted by fault {number}")))
+    job = replace(
+        job,
+        phase=JobPhase.STOPPING,
+        reason=culprit.what,
+        since=now,
+        incident=incident,
+        incidents=number,
+        culprit=culprit,
+        streak=job.streak.extend(failure) if failure else job.streak,
+    )
+    stop = Stop(f"{job.generation}/stop", job.generation, job.options.stop_grace_s, culprit.what)
+    for key, node in job.nodes.items():
+        if node.usable and _is_member(job, key):
+            effects.append(SendOrder(key, stop))
+    job, more = _stopping(job, now)
+    return job, (*effects, RecordIncident(incident), *more)
+
+
+def _stopping(job: Job, now: float) -> Outcome:
+    if job.phase is not JobPhase.STOPPING or job.plan is None:
+        return job, ()
+    for place in job.plan.places:
+        node = job.nodes.get(place.node)
+        if node is not None and node.usable and not _is_down(node, job.generation):
+            return job, ()
+    incident, culprit = job.incident, job.culprit
+    if incident is None or culprit is None:
+        return _begin(job, now)
+    incident = incident.mark(PhaseName.RELEASE, now)
+    ending = _give_up(job, culprit)
+    if ending is not None:
+        incident = replace(incident, strategy="exit", reason=ending.reason, outcome="job ended")
+        job, effects = _finish(replace(job, incident=None), now, ending)
+        return job, (RecordIncident(incident), *effects)
+    budget = job.budget.spend(culprit.node) if culprit.node else job.budget
+    used = budget.used.get(culprit.node, 0)
+    reason = f"{culprit.what}; all ranks restart (fault {used} of at most {budget.limit} on this node)"
+    incident = replace(incident, reason=reason)
+    job = replace(
+        job, incident=incident, budget=budget, restarts=job.restarts + 1, phase=JobPhase.GATHERING, since=now
+    )
+    job, effects = _gather(job, now, incident.stamp)
+    return job, (RecordIncident(incident), *effects)
+
+
+def _give_up(job: Job, culprit: Culprit) -> Ending | None:
+    """Decide whether the job ends instead of restarting, and say why."""
+    log = f"; its log is {culprit.log}" if culprit.log else ""
+    if culprit.node and job.budget.spent(culprit.node):
+        used = job.budget.used.get(culprit.node, 0)
+        reason = f"{culprit.what}; all {used} restarts of this node are used up{log}"
+        if job.budget.limit == 0:
+            reason = f"{culprit.what}; restarts are off (--max-restarts 0){log}"
+        return Ending(culprit.code, reason)
+    if job.streak.hopeless and not job.options.keep_trying:
+        reason = (
+            f"{culprit.what}; the same failure at the same place {job.streak.count} times in a row, so "
+            f"restarting will not help (--keep-trying goes on){log}"
+        )
+        return Ending(culprit.code or ExitCode.REPEATING, reason)
+    return None
+
+
+def _begin(job: Job, now: float) -> Outcome:
+    """Make the next plan and have it started."""
+    chosen = _choose_nodes(job)
+    if not chosen:
+        return job, ()
+    first = chosen[0]
+    plan = Plan(
+        generation=job.generation + 1,
+        restart_count=job.restarts,
+        master_addr=job.options.master_addr or first.announce.addr,
+        master_port=job.options.master_port or first.free_port,
+        places=compute_places([(node.key, node.announce.local_world) for node in chosen]),
+        faults=dict(job.budget.used),
+    )
+    job = replace(
+        job,
+        phase=JobPhase.STARTING,
+        reason=f"starting {plan.world_size} processes",
+        since=now,
+        generation=plan.generation,
+        plan=plan,
+    )
+    return _order_start(job, plan, chosen)
+
+
+def _order_start(job: Job, plan: Plan, nodes: list[Node]) -> Outcome:
+    """Order nodes to start, and count them as starting from here on: a stop may overtake their answer."""
+    for node in nodes:
+        job = _with_node(
+            job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={})
+        )
+    return job, tuple(SendOrder(node.key, Start(f"{plan.generation}/start", plan)) for node in nodes)
+
+
+def _choose_nodes(job: Job) -> list[Node]:
+    usable = [node for node in job.nodes.values() if node.usable]
+    before = {place.node: place.node_rank for place in job.plan.places} if job.plan else {}
+
+    def precedence(node: Node) -> tuple[int, int]:
+        wanted = node.announce.wants_rank
+        rank = wanted if wanted >= 0 else before.get(node.key, job.options.max_nodes)
+        return rank, node.order_of_joining
+
+    return sorted(usable, key=precedence)[: job.options.max_nodes]
+
+
+def _starting(job: Job, now: float) -> Outcome:
+    if job.phase is not JobPhase.STARTING or job.plan is None:
+        return job, ()
+    for place in job.plan.places:
+        node = job.nodes.get(place.node)
+        if node is None or node.phase is not NodePhase.RUNNING or node.generation != job.generation:
+            return job, ()
+    job = replace(job, phase=JobPhase.RUNNING, reason="running", since=now)
+    if job.incident is None:
+        return _finished_or(job, now)
+    job = replace(job, incident=job.incident.mark(PhaseName.SPAWN, now))
+    job, effects = _after_progress(job, now)
+    job, more = _finished_or(job, now)
+    return job, (*effects, *more)
+
+
+def _after_progress(job: Job, now: float) -> Outcome:
+    """Close the incident once the job is as far as it was before the fault."""
+    incident = job.incident
+    if incident is None or job.phase is not JobPhase.RUNNING:
+        return job, ()
+    views = _views(job)
+    if job.joins and not all(view.state is not WorkerState.RUNNING for view in views):
+        return job, ()
+    if job.joins:
+        incident = incident.mark(PhaseName.JOIN, now)
+    if job.steps and not all(view.step >= 0 or not view.state.alive for view in views):
+        return replace(job, incident=incident), ()
+    if job.steps:
+        incident = incident.mark(PhaseName.FIRST_STEP, now)
+    incident = replace(incident, outcome="recovered")
+    return replace(job, incident=None), (RecordIncident(incident),)
+
+
+def _finished_or(job: Job, now: float) -> Outcome:
+    """End the job if every process succeeded."""
+    if job.phase is not JobPhase.RUNNING or job.plan is None:
+        return job, ()
+    views = _views(job)
+    if len(views) < job.plan.world_size or any(view.state is not WorkerState.SUCCEEDED for view in views):
+        return job, ()
+    effects: tuple[Effect, ...] = ()
+    if job.incident is not None:
+        effects = (RecordIncident(replace(job.incident, outcome="recovered")),)
+        job = replace(job, incident=None)
+    job, more = _finish(job, now, Ending(ExitCode.OK, f"all {len(views)} ranks finished"))
+    return job, (*effects, *more)
+
+
+def _finish(job: Job, now: float, ending: Ending) -> Outcome:
+    job = replace(job, phase=JobPhase.FINISHING, reason=ending.reason, since=now, ending=ending)
+    orders = tuple(SendOrder(key, _finish_order(job, ending)) for key, node in job.nodes.items() if node.usable)
+    job, effects = _finishing(job)
+    return job, (*orders, *effects)
+
+
+def _finishing(job: Job) -> Outcome:
+    if job.phase is not JobPhase.FINISHING or job.ending is None:
+        return job, ()
+    if any(node.usable for node in job.nodes.values()):
+        return job, ()
+    return replace(job, phase=JobPhase.ENDED), (EndJob(job.ending),)
+
+
+def _ticked(job: Job, now: float) -> Outcome:
+    waited = now - job.since
+    match job.phase:
+        case JobPhase.GATHERING if waited >= job.options.join_timeout_s:
+            have = sum(node.usable for node in job.nodes.values())
+            reason = (
+                f"{have} of {job.options.min_nodes} nodes were there after {job.options.join_timeout_s:g} s; "
+                "start the missing ones, or allow fewer with --nnodes MIN:MAX"
+            )
+            return _finish(job, now, Ending(ExitCode.NODES_MISSING, reason))
+        case JobPhase.GATHERING:
+            return _gather(job, now, 0.0) if job.nodes else (job, ())
+        case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
+            if job.ending is None:
+                return job, ()
+            return replace(job, phase=JobPhase.ENDED), (EndJob(job.ending),)
+        case _:
+            return job, ()
+
+
+# --- small readers ---------------------------------------------------------------------------------------
+
+
+def _finish_order(job: Job, ending: Ending) -> Finish:
+    return Finish(FINISH_ORDER, ending.code, ending.reason, ending.report, job.options.stop_grace_s)
+
+
+def _with_node(job: Job, node: Node) -> Job:
+    return replace(job, nodes={**job.nodes, node.key: node})
+
+
+def _is_member(job: Job, key: str) -> bool:
+    return job.plan is not None and job.plan.place_of(key) is not None
+
+
+def _is_down(node: Node, generation: int) -> bool:
+    """Tell whether nothing of a generation, nor of an older one, runs on the node."""
+    if node.phase in (NodePhase.IDLE, NodePhase.FINISHED):
+        return True
+    return node.phase is NodePhase.STOPPED and node.generation >= generation
+
+
+def _node_label(job: Job, key: str) -> str:
+    place = job.plan.place_of(key) if job.plan else None
+    return str(place.node_rank) if place else key
+
+
+def _views(job: Job) -> list[WorkerView]:
+    if job.plan is None:
+        return [view for node in job.nodes.values() for view in node.workers.values()]
+    nodes = [job.nodes.get(place.node) for place in job.plan.places]
+    return [
+        view
+        for node in nodes
+        if node is not None and node.generation == job.plan.generation
+        for view in node.workers.values()
+    ]
+
+
+def _stale(node: str, generation: int, job: Job) -> Refuse:
+    return Refuse(node, f"report of generation {generation}; the job is at {job.generation}")
+
+
+def _newer(old: WorkerView | None, new: WorkerView) -> WorkerView:
+    """Keep what is already known of the same process: its exit may be reported before its start."""
+    return old if old is not None and old.pid == new.pid else new
+
+
+def _stopped(view: WorkerView) -> WorkerView:
+    return replace(view, state=WorkerState.STOPPED) if view.state.alive else view
+
+
+def _progressed(job: Job, key: str, rank: int, joined: bool, at_step: int) -> Job:
+    node = job.nodes[key]
+    view = node.workers.get(rank)
+    if view is None or not view.state.alive:
+        return job
+    state = WorkerState.JOINED if joined or at_step >= 0 else view.state
+    if (state, at_step) == (view.state, view.step):
+        return job
+    workers = {**node.workers, rank: replace(view, state=state, step=max(at_step, view.step))}
+    job = _with_node(job, replace(node, workers=workers))
+    return replace(
+        job, joins=job.joins or state is WorkerState.JOINED, steps=job.steps or at_step >= 0
+    )

@@ -1,0 +1,166 @@
+"""The manager's picture of a job, what can happen to it, and what the manager can do.
+
+Values only; the transitions are in ``job``. Everything that a decision needs is in here, so a test can make
+any situation by writing it down, and a manager that takes over can rebuild it from the agents' announcements.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from taskd.core.failures import Budget, Streak
+from taskd.core.incidents import Incident
+from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions, Plan
+from taskd.core.messages import Announce, Beat, NodePhase, Order, Progress, Report, WorkerView
+from taskd.core.status import JobPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node as its agent last described it."""
+
+    key: str
+    incarnation: str
+    announce: Announce
+    order_of_joining: int
+    phase: NodePhase
+    generation: int
+    lost: str = ""
+    free_port: int = 0
+    finished: bool = False
+    workers: Mapping[int, WorkerView] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> bool:
+        """Tell whether the node can be given ranks."""
+        return not self.lost and not self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the job ends, decided but perhaps not carried out yet."""
+
+    code: int
+    reason: str
+    report: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The whole state of the recovery machine."""
+
+    options: JobOptions
+    phase: JobPhase = JobPhase.GATHERING
+    reason: str = "waiting for nodes"
+    since: float = 0.0
+    generation: int = 0
+    restarts: int = 0
+    plan: Plan | None = None
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    budget: Budget = field(default_factory=lambda: Budget(DEFAULT_MAX_RESTARTS))
+    streak: Streak = field(default_factory=Streak)
+    incident: Incident | None = None
+    incidents: int = 0
+    culprit: "Culprit | None" = None
+    joins: bool = False
+    steps: bool = False
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Whom the current incident is blamed on, with what the final report needs."""
+
+    node: str
+    what: str
+    code: int
+    log: str = ""
+    error: str = ""
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnnounced:
+    """An agent introduced itself."""
+
+    now: float
+    stamp: float
+    incarnation: str
+    announce: Announce
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """An agent is known to be dead, or was silent for too long."""
+
+    now: float
+    stamp: float
+    node: str
+    incarnation: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """An agent told something."""
+
+    now: float
+    stamp: float
+    node: str
+    incarnation: str
+    report: Report | Beat | Progress
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """A person or the launcher wants the job to end."""
+
+    now: float
+    why: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed."""
+
+    now: float
+
+
+Event = NodeAnnounced | NodeLost | Reported | StopRequested | Ticked
+
+# --- effects ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    """Give an order to the agent of a node."""
+
+    node: str
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIncident:
+    """Write an incident to the timeline; the same number again replaces it."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Every agent is done, or out of reach: the manager may leave."""
+
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Something was not accepted; say so in the log."""
+
+    node: str
+    why: str
+
+
+Effect = SendOrder | RecordIncident | EndJob | Refuse

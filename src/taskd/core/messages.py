@@ -1,0 +1,279 @@
+"""The vocabulary between manager, proxies, agents and workers.
+
+Frozen values without behaviour. ``wire`` turns them into bytes; the machines in ``core`` take them in and
+give them out, so a simulation and a real job speak the same words.
+
+Two rules hold for every message that changes something. It names its generation, and a receiver refuses
+one that is older than what it already obeys. And an order has an identity that follows from what it means
+(``7/start``), not from who sent it, so a manager that takes over may give it again without harm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from taskd.core.exits import Exit
+from taskd.core.launch import FaultKind, JobOptions, Plan
+
+MANAGER = "manager"
+
+
+def proxy_address(node: str) -> str:
+    """Return the address of a node's proxy."""
+    return f"proxy/{node}"
+
+
+def agent_address(node: str) -> str:
+    """Return the address of a node's agent."""
+    return f"agent/{node}"
+
+
+def worker_address(node: str, rank: int) -> str:
+    """Return the address of a worker; rank -1 stands for all workers of the node."""
+    return f"worker/{node}/{rank}"
+
+
+class WorkerState(StrEnum):
+    """Where one training process stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    JOINED = "joined"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether there is a process behind it."""
+        return self in (WorkerState.STARTING, WorkerState.RUNNING, WorkerState.JOINED)
+
+
+class NodePhase(StrEnum):
+    """Where one agent stands."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What an agent knows of one of its workers."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    state: WorkerState
+    step: int = -1
+    exit: Exit | None = None
+    log: str = ""
+
+
+# --- from below ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """An agent introduces itself to a manager that does not know it: its whole state in one message."""
+
+    node: str
+    wants_rank: int
+    addr: str
+    host: str
+    pid: int
+    boot_id: str
+    local_world: int
+    free_port: int
+    phase: NodePhase = NodePhase.IDLE
+    generation: int = 0
+    plan: Plan | None = None
+    workers: tuple[WorkerView, ...] = ()
+    options: JobOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStarted:
+    """All processes of a node exist. ``sources`` tells for each whether it was a spare, a fork or an exec."""
+
+    generation: int
+    workers: tuple[WorkerView, ...]
+    sources: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """A training process ended by itself or was killed by somebody else.
+
+    ``noticed_at`` is the monotonic clock of the node (comparable where the boot id is the same), and
+    ``failed_stamp`` the wall time in the error file, which orders a first error before those it caused.
+    """
+
+    generation: int
+    rank: int
+    local_rank: int
+    pid: int
+    exit: Exit
+    step: int
+    lived_s: float
+    noticed_at: float
+    failed_stamp: float = 0.0
+    error: str = ""
+    place: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStopped:
+    """No process of this generation is left on the node."""
+
+    generation: int
+    free_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDone:
+    """The answer to an order that is not about starting or stopping."""
+
+    order: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A worker joined or reached its first step of this generation: told at once, not with the next beat."""
+
+    generation: int
+    rank: int
+    joined: bool
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life of an agent, with the steps of its ranks. Not repeated if lost."""
+
+    generation: int
+    steps: Mapping[int, int]
+    joined: tuple[int, ...] = ()
+    paused: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyHello:
+    """A proxy opens its stream to the manager."""
+
+    node: str
+    pid: int
+    incarnation: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGone:
+    """A proxy saw its agent's connection close: the process is dead."""
+
+    node: str
+    agent_incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultDue:
+    """A worker came to a step at which the schedule wants a fault that the worker cannot do itself."""
+
+    fault_id: str
+    rank: int
+    step: int
+
+
+# --- from above ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the processes of a plan."""
+
+    order: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the processes of a generation; nothing of it may be left when the answer comes."""
+
+    order: str
+    generation: int
+    grace_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over: stop what still runs and leave."""
+
+    order: str
+    code: int
+    reason: str
+    report: str = ""
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Do a fault to a rank, to the whole node, or to a role on it."""
+
+    order: str
+    kind: FaultKind
+    rank: int = -1
+    role: str = ""
+    whole_node: bool = False
+    step: int = -1
+    code: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrder:
+    """Something to be done inside training processes; ``ranks`` empty means all of the node."""
+
+    order: str
+    action: str
+    ranks: tuple[int, ...] = ()
+    args: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrderDone:
+    """A proxy's answer for all its workers at once."""
+
+    order: str
+    node: str
+    results: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A proxy tells its children which manager they now speak to; empty while there is none."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHello:
+    """An agent or a worker introduces itself to its proxy."""
+
+    address: str
+    incarnation: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Carries an acknowledgement when there is nothing else to send."""
+
+
+Order = Start | Stop | Finish | Inject
+Report = Announce | WorkersStarted | WorkerExited | WorkersStopped | OrderDone

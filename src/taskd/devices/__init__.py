@@ -1,0 +1,1 @@
+"""Ascend, NVIDIA and CPU devices behind one protocol."""

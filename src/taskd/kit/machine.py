@@ -1,0 +1,55 @@
+"""Small questions to this machine."""
+
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+
+def boot_id() -> str:
+    """Return the name of this run of this machine: monotonic clocks compare only within it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return secrets.token_hex(8)
+
+
+def find_free_port(host: str) -> int:
+    """Find a port that is free now; 0 if the host is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return 0
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_port_free(host: str, port: int) -> bool:
+    """Tell whether somebody could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # A port whose last connections are fading out is free for a server.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+def is_paused(pid: int) -> bool:
+    """Tell whether a process was stopped by a signal."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat[stat.rfind(b")") + 2 : stat.rfind(b")") + 3] in (b"T", b"t")
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with all that is in it; what is gone already is no error."""
+    if path:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,54 @@
+"""The workers' pages in shared memory, as mapped files. The layout is in ``core.heartbeat``."""
+
+import contextlib
+import mmap
+import os
+import time
+from pathlib import Path
+
+from taskd.core import heartbeat
+from taskd.core.heartbeat import BeatState, BeatView
+
+
+class Page:
+    """One mapped page. The agent makes and reads it, the worker writes it."""
+
+    def __init__(self, path: str, *, create_generation: int | None = None) -> None:
+        """Map the page; with a generation, make it first (in one move, so that nobody maps half of it)."""
+        if create_generation is not None:
+            draft = f"{path}.new"
+            data = b"".join(
+                field.to_bytes(8, "little", signed=True) for field in heartbeat.blank(create_generation)
+            )
+            Path(draft).write_bytes(data)
+            Path(draft).replace(path)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, heartbeat.SIZE_BYTES)
+        finally:
+            os.close(fd)
+        self._fields = memoryview(self._map).cast("q")
+
+    def read(self) -> BeatView | None:
+        """Read the page; None if it is not one."""
+        return heartbeat.parse_page(self._fields.tolist())
+
+    def join(self) -> None:
+        """Say that the worker has joined."""
+        fields = self._fields
+        fields[heartbeat.F_PID] = os.getpid()
+        fields[heartbeat.F_CHANGED_NS] = time.monotonic_ns()
+        fields[heartbeat.F_STATE] = BeatState.JOINED
+
+    def done(self, step: int) -> None:
+        """Say that a step is done."""
+        fields = self._fields
+        fields[heartbeat.F_CHANGED_NS] = time.monotonic_ns()
+        fields[heartbeat.F_STEPS_DONE] += 1
+        fields[heartbeat.F_STEP] = step
+
+    def close(self) -> None:
+        """Unmap."""
+        self._fields.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()

@@ -1,0 +1,315 @@
+"""Run one job on this machine: start the roles, keep them, tell the person, clean up.
+
+The launcher makes no decision about the job; it only keeps its processes there. When it ends, for whatever
+reason, nothing of the job is left: the roles end with it, the agents' nurseries end the workers.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from taskd.agent.config import AgentConfig
+from taskd.core.exits import ExitCode
+from taskd.core.launch import LaunchSpec, ProgramKind
+from taskd.kit import jobs
+from taskd.kit.machine import remove_tree
+from taskd.launcher.notices import drop_missing_preloads, say, slow_imports_notice
+from taskd.launcher.places import NodeDirs, node_dirs
+from taskd.launcher.roles import RoleProcess
+from taskd.launcher.topology import LaunchError, LocalNode, Topology, decide_topology
+from taskd.manager.config import ManagerConfig
+from taskd.proxy.config import ProxyConfig
+
+MANAGER_START_S = 30.0
+GOODBYE_S = 5.0
+WARM_TORCH = "taskd.agent.torch.warm:warm"
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What the agents said at the end."""
+
+    code: int | None = None
+    reason: str = ""
+
+
+class Launcher:
+    """The launcher of one job."""
+
+    def __init__(self, spec: LaunchSpec, topology: Topology, *, external_manager: bool = False) -> None:
+        """Describe the job; ``run`` runs it."""
+        self._spec = spec
+        self._topology = topology
+        self._hosts = topology.hosts_manager and not external_manager
+        self._token = os.environ.get("TASKD_TOKEN", "")
+        if not self._token and spec.max_nodes == spec.local_nodes and not external_manager:
+            self._token = secrets.token_hex(16)
+        self._dirs = {node.key: node_dirs(spec.job, node.key) for node in topology.nodes}
+        self._manager: RoleProcess | None = None
+        self._agents: dict[str, RoleProcess] = {}
+        self._proxies: dict[str, RoleProcess] = {}
+        self._outcomes: dict[str, _Outcome] = {node.key: _Outcome() for node in topology.nodes}
+        self._listening = asyncio.Event()
+        self._fatal = ""
+        self._over = asyncio.Event()
+        self._stops = 0
+        self._generation = 0
+
+    async def run(self) -> int:
+        """Run the job; returns its exit code."""
+        self._record()
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            loop.add_signal_handler(sig, self._on_signal, sig)
+        keepers: list[asyncio.Future[None]] = []
+        try:
+            if self._hosts:
+                self._manager = RoleProcess("manager", "taskd.manager", self._manager_config, self._on_note)
+                keepers.append(asyncio.ensure_future(self._manager.run()))
+            for node in self._topology.nodes:
+                self._dirs[node.key].make()
+                self._proxies[node.key] = self._proxy_role(node)
+                self._agents[node.key] = self._agent_role(node)
+                keepers.append(asyncio.ensure_future(self._proxies[node.key].run()))
+                keepers.append(asyncio.ensure_future(self._agents[node.key].run()))
+            await self._wait_until_over(keepers)
+            return await self._goodbye(keepers)
+        finally:
+            for role in self._roles():
+                role.finished.set()
+                role.kill()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            for dirs in self._dirs.values():
+                remove_tree(dirs.shm)
+                remove_tree(dirs.tmp)
+
+    async def _wait_until_over(self, keepers: list[asyncio.Future[None]]) -> None:
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            while not over.done():
+                everything: list[asyncio.Future[Any]] = [over, *keepers]
+                pending = {task for task in everything if not task.done()}
+                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            over.cancel()
+
+    # --- roles -------------------------------------------------------------------------------------------
+
+    def _roles(self) -> list[RoleProcess]:
+        manager = [self._manager] if self._manager is not None else []
+        return [*manager, *self._proxies.values(), *self._agents.values()]
+
+    def _manager_config(self) -> ManagerConfig:
+        return ManagerConfig(
+            job=self._spec.job,
+            options=self._spec.options(),
+            host=self._topology.manager_host,
+            port=self._topology.manager_port,
+            token=self._token,
+            log_file=str(jobs.logs_dir(self._spec.job) / "roles" / "manager.log"),
+            metrics_port=_port_from_env("TASKD_METRICS_PORT"),
+            faults=self._spec.faults,
+        )
+
+    def _proxy_role(self, node: LocalNode) -> RoleProcess:
+        dirs = self._dirs[node.key]
+
+        def config() -> ProxyConfig:
+            dirs.make()
+            return ProxyConfig(
+                job=self._spec.job,
+                node=node.key,
+                manager=self._topology.manager_addr,
+                socket=dirs.socket,
+                token=self._token,
+                log_file=str(jobs.logs_dir(self._spec.job) / "roles" / f"proxy-{node.key}.log"),
+            )
+
+        return RoleProcess(f"proxy of node {node.key}", "taskd.proxy", config, self._on_note)
+
+    def _agent_role(self, node: LocalNode) -> RoleProcess:
+        dirs = self._dirs[node.key]
+
+        def config() -> AgentConfig:
+            dirs.make()
+            return self._agent_config(node, dirs)
+
+        def heard(_name: str, note: Mapping[str, object]) -> None:
+            self._on_agent_note(node.key, note)
+
+        return RoleProcess(f"agent of node {node.key}", "taskd.agent", config, heard)
+
+    def _agent_config(self, node: LocalNode, dirs: NodeDirs) -> AgentConfig:
+        logs = jobs.logs_dir(self._spec.job)
+        in_python = self._spec.program.kind is not ProgramKind.COMMAND
+        return AgentConfig(
+            spec=self._spec,
+            node=node.key,
+            wants_rank=node.wants_rank,
+            addr=node.addr,
+            socket=dirs.socket,
+            shm_dir=dirs.shm,
+            tmp_dir=dirs.tmp,
+            logs_dir=str(logs),
+            fired_dir=str(jobs.fired_dir(self._spec.job)),
+            ledger_file=str(jobs.job_dir(self._spec.job) / "ledger" / f"{node.key}.jsonl"),
+            log_file=str(logs / "roles" / f"agent-{node.key}.log"),
+            own_tmp=self._spec.local_nodes > 1,
+            warm=WARM_TORCH if in_python and self._spec.spares > 0 else "",
+        )
+
+    # --- what the roles say ------------------------------------------------------------------------------
+
+    def _on_note(self, name: str, note: Mapping[str, object]) -> None:
+        if "listening" in note:
+            self._listening.set()
+        if "fatal" in note:
+            self._end_with(str(note["fatal"]))
+        if isinstance(incident := note.get("incident"), dict):
+            self._tell_incident(incident)
+        if "phase" in note:
+            self._tell_phase(note)
+        if "silent" in note:
+            say(f"the {name} did not react any more and was ended")
+        if "died" in note and not self._over.is_set():
+            say(f"the {name} ended (code {note['died']}) and is started again")
+
+    def _on_agent_note(self, node: str, note: Mapping[str, object]) -> None:
+        code = note.get("finished")
+        if isinstance(code, int):
+            self._outcomes[node] = _Outcome(code, str(note.get("reason", "")))
+            self._agents[node].finished.set()
+            if all(outcome.code is not None for outcome in self._outcomes.values()):
+                self._over.set()
+            return
+        self._on_note(f"agent of node {node}", note)
+
+    def _tell_incident(self, incident: dict[str, object]) -> None:
+        what, outcome = incident.get("what"), incident.get("outcome")
+        phases = incident.get("phases_ms")
+        if outcome == "recovering" and not incident.get("reason"):
+            say(str(what))
+        elif outcome == "recovered" and isinstance(phases, dict):
+            parts = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items())
+            say(f"recovered from fault {incident.get('number')} in {sum(phases.values()):.0f} ms ({parts})")
+
+    def _tell_phase(self, note: Mapping[str, object]) -> None:
+        generation = note.get("generation")
+        if note.get("phase") == "running" and isinstance(generation, int) and generation != self._generation:
+            self._generation = generation
+            if generation > 1:
+                say(f"all ranks run again (generation {generation})")
+
+    def _end_with(self, why: str) -> None:
+        if self._topology.may_lose_race and "in use" in why:
+            # Another launcher on this machine was faster to host the manager: join it.
+            if self._manager is not None:
+                self._manager.finished.set()
+                self._manager = None
+            return
+        self._fatal = self._fatal or why
+        self._over.set()
+
+    # --- the end -----------------------------------------------------------------------------------------
+
+    def _on_signal(self, sig: signal.Signals) -> None:
+        self._stops += 1
+        code = ExitCode.SIGNAL_BASE + sig
+        why = f"{sig.name} was received"
+        if self._stops > 1:
+            self._fatal = f"{why} again; ending at once"
+            self._outcomes = {key: _Outcome(code, why) for key in self._outcomes}
+            self._over.set()
+            return
+        say(f"{why}; stopping in order (once more ends at once)")
+        if self._manager is not None:
+            self._manager.tell(stop=why, code=code)
+        else:
+            for node, agent in self._agents.items():
+                self._outcomes[node] = _Outcome(None, why)
+                agent.tell(stop=why, code=code)
+
+    async def _goodbye(self, keepers: list[asyncio.Future[None]]) -> int:
+        """Let the manager write the last status, then say how it ended."""
+        for role in self._roles():
+            role.finished.set()
+        if self._fatal:
+            say(self._fatal)
+            codes = [outcome.code for outcome in self._outcomes.values() if outcome.code is not None]
+            return codes[0] if codes else ExitCode.USAGE
+        agents = {keeper for keeper in keepers if not keeper.done()}
+        if self._manager is not None and agents:
+            deadline = time.monotonic() + GOODBYE_S
+            while time.monotonic() < deadline and self._manager.alive:
+                await asyncio.sleep(0.02)
+        code = max((outcome.code or 0 for outcome in self._outcomes.values()), default=0)
+        reason = next((outcome.reason for outcome in self._outcomes.values() if outcome.reason), "")
+        if code:
+            say(reason)
+        return code
+
+    def _record(self) -> None:
+        for abandoned in jobs.sweep():
+            jobs.close_abandoned(abandoned, "its launcher was killed", time.time())
+            for node in range(64):
+                dirs = node_dirs(abandoned.job, str(node))
+                remove_tree(dirs.shm)
+                remove_tree(dirs.tmp)
+        jobs.open_job(
+            jobs.JobRecord(
+                job=self._spec.job,
+                launcher_pid=os.getpid(),
+                launcher_start_ticks=jobs.read_start_ticks(os.getpid()) or 0,
+                manager_addr=self._topology.manager_addr,
+                token=self._token,
+                created_stamp=time.time(),
+                argv=tuple(sys.argv),
+                cwd=str(Path.cwd()),
+            )
+        )
+
+
+def _port_from_env(name: str) -> int:
+    raw = os.environ.get(name, "")
+    if not raw:
+        return 0
+    if not raw.isdigit() or not 0 < int(raw) < 65536:  # noqa: PLR2004 - the range of ports
+        raise LaunchError(f"{name}={raw} is not a port; give a number from 1 to 65535 or unset it")
+    return int(raw)
+
+
+def prepare_environment() -> None:
+    """Put right in this process's environment what every child would stumble over, and say so once."""
+    preload, missing = drop_missing_preloads(os.environ)
+    if missing:
+        say(f"LD_PRELOAD names {', '.join(missing)}, which does not exist; left out")
+        os.environ["LD_PRELOAD"] = preload
+    notice = slow_imports_notice()
+    if notice:
+        say(notice)
+
+
+def run_job(spec: LaunchSpec) -> int:
+    """Run a job on this machine to its end; returns the exit code."""
+    try:
+        prepare_environment()
+        topology = decide_topology(spec)
+        _port_from_env("TASKD_METRICS_PORT")
+        launcher_spec = replace(spec, manager_port=topology.manager_port)
+        return asyncio.run(_run(launcher_spec, topology))
+    except (LaunchError, jobs.JobLookupError) as error:
+        say(str(error))
+        return ExitCode.USAGE
+
+
+async def _run(spec: LaunchSpec, topology: Topology) -> int:
+    return await Launcher(spec, topology).run()

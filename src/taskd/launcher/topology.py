@@ -1,0 +1,123 @@
+"""Where the manager runs and which nodes this machine stands for."""
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, LaunchSpec
+from taskd.kit.machine import find_free_port, is_port_free
+
+
+class LaunchError(Exception):
+    """The job cannot be started as asked; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """One node that this launcher stands for."""
+
+    key: str
+    wants_rank: int
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who is where. ``may_lose_race`` means that another launcher here may host the manager instead."""
+
+    hosts_manager: bool
+    manager_host: str
+    manager_port: int
+    nodes: tuple[LocalNode, ...]
+    may_lose_race: bool = False
+
+    @property
+    def manager_addr(self) -> str:
+        """Return where the proxies find the manager."""
+        host = f"[{self.manager_host}]" if ":" in self.manager_host else self.manager_host
+        return f"{host}:{self.manager_port}"
+
+
+def decide_topology(spec: LaunchSpec) -> Topology:
+    """Decide it from the flags and from what this machine is."""
+    if spec.max_nodes == spec.local_nodes:
+        return _one_machine(spec)
+    if spec.rdzv_backend == "c10d":
+        return _meeting_point(spec)
+    return _fixed_ranks(spec)
+
+
+def _one_machine(spec: LaunchSpec) -> Topology:
+    host = LOCAL_HOST
+    port = spec.manager_port
+    if port and not is_port_free(host, port):
+        raise LaunchError(f"port {port} of {host} is in use; choose another with --manager-port, or none")
+    if not port:
+        port = DEFAULT_MANAGER_PORT if is_port_free(host, DEFAULT_MANAGER_PORT) else find_free_port(host)
+    if spec.master_port and not is_port_free(host, spec.master_port):
+        raise LaunchError(f"port {spec.master_port} is in use; choose another with --master-port")
+    nodes = tuple(LocalNode(str(rank), rank, host) for rank in range(spec.local_nodes))
+    return Topology(hosts_manager=True, manager_host=host, manager_port=port, nodes=nodes)
+
+
+def _fixed_ranks(spec: LaunchSpec) -> Topology:
+    rank = spec.node_rank
+    port = spec.manager_port or DEFAULT_MANAGER_PORT
+    host = _upstream(spec.master_addr)
+    hosts = rank == 0
+    if hosts:
+        host = os.environ.get("POD_IP") or _resolve(spec.master_addr)
+        if not is_port_free(host, port):
+            raise LaunchError(
+                f"the manager cannot listen on {host}:{port}; free that port, or choose another with "
+                "--manager-port on every node"
+            )
+        if spec.master_port and not is_port_free(host, spec.master_port):
+            raise LaunchError(f"port {spec.master_port} of {host} is in use; choose another --master-port")
+    addr = spec.local_addr or (_resolve(spec.master_addr) if hosts else _own_address(spec.master_addr))
+    return Topology(hosts, host, port, (LocalNode(str(rank), rank, addr),))
+
+
+def _meeting_point(spec: LaunchSpec) -> Topology:
+    """Decide for a c10d rendezvous: whoever is at the endpoint hosts the manager; the first one wins."""
+    endpoint = spec.rdzv_endpoint.rsplit(":", 1)[0].strip("[]") or LOCAL_HOST
+    port = spec.manager_port or DEFAULT_MANAGER_PORT
+    here = spec.rdzv_is_host if spec.rdzv_is_host is not None else _is_here(endpoint)
+    host = _resolve(endpoint)
+    addr = spec.local_addr or (host if here else _own_address(endpoint))
+    hosts = here and is_port_free(host, port)
+    node = LocalNode(secrets.token_hex(4), -1, addr)
+    return Topology(hosts, host, port, (node,), may_lose_race=here)
+
+
+def _upstream(address: str) -> str:
+    """Return where to look for a manager elsewhere; a TLS sidecar stands on this machine."""
+    return LOCAL_HOST if os.environ.get("LOCAL_PROXY_ENABLE") == "on" else _resolve(address)
+
+
+def _resolve(name: str) -> str:
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise LaunchError(f"the address {name} cannot be resolved: {error}; check --master-addr") from error
+
+
+def _own_address(towards: str) -> str:
+    """Return the address with which this machine speaks to another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_resolve(towards), 9))  # a datagram socket sends nothing here
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOCAL_HOST
+
+
+def _is_here(host: str) -> bool:
+    """Tell whether an address is one of this machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((_resolve(host), 0))
+        except OSError:
+            return False
+        return True

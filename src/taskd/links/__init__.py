@@ -1,0 +1,1 @@
+"""How processes talk: unix sockets inside a container, gRPC between nodes."""

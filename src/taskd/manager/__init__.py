@@ -1,0 +1,1 @@
+"""The job's brain: one process per job."""

@@ -1,0 +1,27 @@
+"""What a manager must know, from the launcher or from a user's manager.py."""
+
+from dataclasses import dataclass, field
+
+from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions, ScheduledFault
+
+NODE_LOST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """The manager's settings.
+
+    A manager.py knows how many nodes there are and nothing else, so with ``adopt_options`` the rest comes from
+    the first launcher that announces itself.
+    """
+
+    job: str
+    options: JobOptions
+    host: str = LOCAL_HOST
+    port: int = DEFAULT_MANAGER_PORT
+    token: str = ""
+    log_file: str = ""
+    metrics_port: int = 0
+    adopt_options: bool = False
+    node_lost_s: float = NODE_LOST_S
+    faults: tuple[ScheduledFault, ...] = field(default_factory=tuple)

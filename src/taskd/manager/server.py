@@ -1,0 +1,439 @@
+"""The job's brain: it feeds the recovery machine and carries out what it says.
+
+All knowledge is in ``core.job``. Here are only the clock, the streams of the proxies, the numbering of
+messages, and the record for people. The manager may be killed at any moment: its successor hears from the
+agents how far things are, so nothing needs to be written down for its sake.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import time
+from dataclasses import replace
+
+from taskd.core import job as machine
+from taskd.core.delivery import Channel
+from taskd.core.failures import Budget
+from taskd.core.jobstate import (
+    Effect,
+    Ending,
+    EndJob,
+    Event,
+    Job,
+    NodeAnnounced,
+    NodeLost,
+    RecordIncident,
+    Refuse,
+    Reported,
+    SendOrder,
+    StopRequested,
+    Ticked,
+)
+from taskd.core.messages import (
+    MANAGER,
+    AgentGone,
+    Announce,
+    Beat,
+    FaultDue,
+    Inject,
+    OrderDone,
+    Progress,
+    ProxyHello,
+    Upstream,
+    WorkerExited,
+    WorkerOrder,
+    WorkerOrderDone,
+    WorkersStarted,
+    WorkersStopped,
+    agent_address,
+    proxy_address,
+    worker_address,
+)
+from taskd.core.status import IncidentStatus, JobStatus
+from taskd.kit import jobs
+from taskd.kit.lifeline import Lifeline
+from taskd.kit.logs import Log
+from taskd.kit.machine import boot_id
+from taskd.links.rpc import ServerStream, serve_rpc
+from taskd.manager.calls import answer_call
+from taskd.manager.config import ManagerConfig
+from taskd.manager.injection import Injector
+from taskd.manager.view import Surroundings, make_status
+from taskd.wire.envelope import (
+    Envelope,
+    Message,
+    WireError,
+    decode_envelope,
+    encode_envelope,
+    pack,
+    pack_packet,
+    unpack,
+    unpack_packet,
+)
+
+TICK_S = 0.2
+STALL_S = 2.0
+STATUS_EVERY_S = 1.0
+CALL_LIMIT_S = 15.0
+LAST_WORDS_S = 0.2
+
+
+class Manager:
+    """One job's manager."""
+
+    def __init__(self, config: ManagerConfig, log: Log, lifeline: Lifeline) -> None:
+        """Make a manager; ``run`` makes it work."""
+        self._config = config
+        self._log = log
+        self._lifeline = lifeline
+        self.incarnation = secrets.token_hex(6)
+        self.job = Job(
+            config.options, since=time.monotonic(), budget=Budget(config.options.max_restarts)
+        )
+        self.port = 0
+        self._boot_id = boot_id()
+        self._started_stamp = time.time()
+        self._streams: dict[str, ServerStream] = {}
+        self._proxy_pids: dict[str, int] = {}
+        self._channels: dict[str, Channel[Message]] = {}
+        self._seen: dict[str, float] = {}
+        self._paused: frozenset[int] = frozenset()
+        self._incidents: dict[int, IncidentStatus] = {}
+        self._order_waiters: dict[str, asyncio.Future[OrderDone]] = {}
+        self._worker_waiters: dict[str, tuple[set[str], dict[int, str], asyncio.Future[dict[int, str]]]] = {}
+        self._injector = Injector(self, config.faults)
+        self._over = asyncio.Event()
+        self._ending: Ending | None = None
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def run(self) -> Ending:
+        """Serve until the job has ended; returns how it ended."""
+        self._load_timeline()
+        address = f"{self._config.host}:{self._config.port}"
+        server, self.port = await serve_rpc(
+            address, self._config.token, self._serve_proxy, self._serve_call
+        )
+        self._lifeline.say(listening=self.port)
+        self._log.info("manager_started", port=self.port, incarnation=self.incarnation)
+        ticker = asyncio.ensure_future(self._keep_time())
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait({ticker, over}, return_when=asyncio.FIRST_COMPLETED)
+            if ticker.done():
+                ticker.result()
+        finally:
+            self._save_status()
+            await asyncio.sleep(LAST_WORDS_S)
+            for task in (ticker, over):
+                task.cancel()
+            await server.stop(0.2)
+        if self._ending is None:
+            raise RuntimeError("the manager stopped before the job did")
+        return self._ending
+
+    def request_stop(self, why: str, code: int) -> None:
+        """End the job in order."""
+        self._apply(StopRequested(time.monotonic(), why, code))
+
+    async def _keep_time(self) -> None:
+        last, saved = time.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if now - last > STALL_S:
+                # This process did not run for a while (stopped, or starved): nobody else is to blame.
+                self._seen = dict.fromkeys(self._seen, now)
+            last = now
+            self._check_leases(now)
+            self._apply(Ticked(now))
+            for node, channel in self._channels.items():
+                for packet in channel.resend_due(now):
+                    self._push(node, pack_packet(*self._heading(node), packet))
+            if now - saved >= STATUS_EVERY_S:
+                saved = now
+                self._save_status()
+
+    def _check_leases(self, now: float) -> None:
+        for node, seen in list(self._seen.items()):
+            channel = self._channels.get(node)
+            if channel is not None and now - seen > self._config.node_lost_s:
+                self._seen.pop(node)
+                why = f"no sign of life for {self._config.node_lost_s:g} s"
+                self._apply(NodeLost(now, time.time(), node, channel.peer, why))
+
+    # --- streams -----------------------------------------------------------------------------------------
+
+    async def _serve_proxy(self, stream: ServerStream) -> None:
+        node = ""
+        try:
+            while (data := await stream.receive()) is not None:
+                try:
+                    envelope = decode_envelope(data)
+                    node = self._take(envelope, stream) or node
+                except WireError as error:
+                    self._log.warning("bad_message", why=str(error))
+        finally:
+            if node and self._streams.get(node) is stream:
+                del self._streams[node]
+                self._log.info("proxy_left", node=node)
+
+    def _take(self, envelope: Envelope, stream: ServerStream) -> str | None:
+        """Act on one envelope; returns the node if it introduced its proxy."""
+        if envelope.job != self._config.job:
+            self._log.warning("refused", why=f"of job {envelope.job!r}", src=envelope.src)
+            return None
+        if envelope.src.startswith("agent/"):
+            self._take_from_agent(envelope)
+            return None
+        message = unpack(envelope)
+        now = time.monotonic()
+        match message:
+            case ProxyHello():
+                self._welcome(message, stream)
+                return message.node
+            case AgentGone():
+                self._log.warning("agent_gone", node=message.node)
+                self._seen.pop(message.node, None)
+                self._apply(
+                    NodeLost(now, time.time(), message.node, message.agent_incarnation, "its agent died")
+                )
+            case Progress():
+                node = envelope.src.split("/")[1]
+                known = self.job.nodes.get(node)
+                if known is not None:
+                    self._apply(Reported(now, time.time(), node, known.incarnation, message))
+            case WorkerOrderDone():
+                self._gather(message)
+            case FaultDue():
+                self._injector.due(message)
+            case _:
+                self._log.warning("unexpected", kind=envelope.kind, src=envelope.src)
+        return None
+
+    def _welcome(self, hello: ProxyHello, stream: ServerStream) -> None:
+        old = self._streams.get(hello.node)
+        if old is not None and old is not stream:
+            old.close()
+        self._streams[hello.node] = stream
+        self._proxy_pids[hello.node] = hello.pid
+        self._log.info("proxy_joined", node=hello.node, pid=hello.pid)
+        greeting = pack(
+            self._config.job,
+            MANAGER,
+            proxy_address(hello.node),
+            Upstream(self.incarnation),
+            sender=self.incarnation,
+        )
+        stream.send(encode_envelope(greeting))
+        channel = self._channels.get(hello.node)
+        if channel is not None:
+            for packet in channel.resend_all(time.monotonic()):
+                self._push(hello.node, pack_packet(*self._heading(hello.node), packet))
+
+    def _take_from_agent(self, envelope: Envelope) -> None:
+        node = envelope.src.split("/", 1)[1]
+        now = time.monotonic()
+        channel = self._channels.get(node)
+        packet = unpack_packet(envelope)
+        if channel is None or channel.peer != packet.sender:
+            if not isinstance(packet.message, Announce) or packet.receiver != self.incarnation:
+                self._log.info("refused", src=envelope.src, kind=envelope.kind, why="not announced yet")
+                return
+            channel = Channel(self.incarnation, packet.sender)
+            self._channels[node] = channel
+        self._seen[node] = now
+        received = channel.receive(packet, now)
+        if received.refused:
+            self._log.info("refused", src=envelope.src, kind=envelope.kind, why=received.refused)
+        for message in received.messages:
+            self._understand(node, channel.peer, message, now)
+        if received.owes_ack:
+            self._push(node, pack_packet(*self._heading(node), channel.acknowledge()))
+
+    def _understand(self, node: str, incarnation: str, message: Message, now: float) -> None:
+        stamp = time.time()
+        match message:
+            case Announce():
+                self._log.info("announced", node=node, phase=message.phase, generation=message.generation)
+                self._adopt(message)
+                self._apply(NodeAnnounced(now, stamp, incarnation, message))
+            case WorkerExited():
+                if self._boot_of(node) != self._boot_id:
+                    message = replace(message, noticed_at=now)
+                self._log.info("worker_exited", node=node, rank=message.rank, exit=message.exit)
+                self._apply(Reported(now, stamp, node, incarnation, message))
+            case OrderDone():
+                waiter = self._order_waiters.pop(message.order, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(message)
+                self._apply(Reported(now, stamp, node, incarnation, message))
+            case Beat():
+                mine = frozenset(message.steps)
+                self._paused = (self._paused - mine) | frozenset(message.paused)
+                self._apply(Reported(now, stamp, node, incarnation, message))
+            case WorkersStarted() | WorkersStopped():
+                self._apply(Reported(now, stamp, node, incarnation, message))
+            case _:
+                self._log.warning("unexpected", kind=type(message).__name__, node=node)
+
+    def _adopt(self, announce: Announce) -> None:
+        """Take the launcher's wishes where the manager was started without any."""
+        if not self._config.adopt_options or announce.options is None or self.job.nodes:
+            return
+        mine = self.job.options
+        options = replace(announce.options, min_nodes=mine.min_nodes, max_nodes=mine.max_nodes)
+        self.job = replace(self.job, options=options, budget=Budget(options.max_restarts))
+
+    def _boot_of(self, node: str) -> str:
+        known = self.job.nodes.get(node)
+        return known.announce.boot_id if known else ""
+
+    # --- effects -----------------------------------------------------------------------------------------
+
+    def _apply(self, event: Event) -> None:
+        before = self.job.phase, self.job.generation
+        self.job, effects = machine.step(self.job, event)
+        for effect in effects:
+            self._carry_out(effect)
+        if (self.job.phase, self.job.generation) != before:
+            self._log.info("phase", phase=self.job.phase, generation=self.job.generation, why=self.job.reason)
+            self._lifeline.say(phase=self.job.phase.value, generation=self.job.generation)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case SendOrder():
+                self.send_order(effect.node, effect.order)
+            case RecordIncident():
+                status = effect.incident.status()
+                self._incidents[status.number] = status
+                self._lifeline.say(incident=status)
+                with contextlib.suppress(OSError):
+                    jobs.append_incident(self._config.job, status)
+            case EndJob():
+                self._ending = effect.ending
+                self._over.set()
+            case Refuse():
+                self._log.info("refused", node=effect.node, why=effect.why)
+
+    def send_order(self, node: str, order: Message) -> None:
+        """Give an order to an agent; it is repeated until acknowledged."""
+        channel = self._channels.get(node)
+        if channel is None:
+            return
+        packet = channel.send(order, time.monotonic())
+        self._push(node, pack_packet(*self._heading(node), packet))
+
+    def _heading(self, node: str) -> tuple[str, str, str, int]:
+        return self._config.job, MANAGER, agent_address(node), self.job.generation
+
+    def _push(self, node: str, envelope: Envelope) -> None:
+        stream = self._streams.get(node)
+        if stream is not None:
+            stream.send(encode_envelope(envelope))
+
+    # --- orders with answers -----------------------------------------------------------------------------
+
+    async def order_agent(self, node: str, order: Inject) -> OrderDone:
+        """Give an order to an agent and wait for its answer."""
+        waiter: asyncio.Future[OrderDone] = asyncio.get_running_loop().create_future()
+        self._order_waiters[order.order] = waiter
+        self.send_order(node, order)
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                return await waiter
+        except TimeoutError:
+            return OrderDone(order.order, ok=False, detail=f"the agent of node {node} did not answer")
+        finally:
+            self._order_waiters.pop(order.order, None)
+
+    async def order_workers(self, order: WorkerOrder, nodes: list[str]) -> dict[int, str]:
+        """Give an order to workers of many nodes and gather what they answer."""
+        waiter: asyncio.Future[dict[int, str]] = asyncio.get_running_loop().create_future()
+        reachable = {node for node in nodes if node in self._streams}
+        results: dict[int, str] = {}
+        if not reachable:
+            return results
+        self._worker_waiters[order.order] = (reachable.copy(), results, waiter)
+        for node in sorted(reachable):
+            envelope = pack(
+                self._config.job,
+                MANAGER,
+                worker_address(node, -1),
+                order,
+                sender=self.incarnation,
+                generation=self.job.generation,
+            )
+            self._push(node, envelope)
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                return await waiter
+        except TimeoutError:
+            return results
+        finally:
+            self._worker_waiters.pop(order.order, None)
+
+    def _gather(self, done: WorkerOrderDone) -> None:
+        entry = self._worker_waiters.get(done.order)
+        if entry is None:
+            return
+        waiting, results, waiter = entry
+        waiting.discard(done.node)
+        results.update(done.results)
+        if not waiting and not waiter.done():
+            waiter.set_result(results)
+
+    # --- for people --------------------------------------------------------------------------------------
+
+    def status(self) -> JobStatus:
+        """Return the job as it is now."""
+        newest = max(self._incidents, default=0)
+        return make_status(
+            self.job,
+            Surroundings(
+                job=self._config.job,
+                manager_pid=os.getpid(),
+                manager_addr=f"{self._config.host}:{self.port}",
+                started_stamp=self._started_stamp,
+                stamp=time.time(),
+                connected=frozenset(self._streams),
+                proxy_pids=self._proxy_pids,
+                paused=self._paused,
+                last_fault=self._incidents[newest].what if newest else "",
+            ),
+        )
+
+    def timeline(self) -> list[IncidentStatus]:
+        """Return the incidents, oldest first."""
+        return [self._incidents[number] for number in sorted(self._incidents)]
+
+    async def inject(self, params: dict[str, object]) -> dict[str, str]:
+        """Do a fault to the job on purpose."""
+        return await self._injector.inject(params)
+
+    def die(self, kind: str) -> None:
+        """Carry out a fault of the manager itself."""
+        sig = signal.SIGSTOP if kind == "hang" else signal.SIGKILL
+        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), sig)
+
+    async def _serve_call(self, request: bytes) -> bytes:
+        return await answer_call(self, request)
+
+    def _load_timeline(self) -> None:
+        try:
+            known = jobs.read_timeline(self._config.job)
+        except (OSError, LookupError):
+            known = []
+        self._incidents = {incident.number: incident for incident in known}
+        self.job = replace(self.job, incidents=max(self._incidents, default=0))
+        before = jobs.read_status(self._config.job)
+        if before is not None:
+            self._started_stamp = before.started_stamp
+
+    def _save_status(self) -> None:
+        try:
+            jobs.write_status(self.status())
+        except OSError as error:
+            self._log.warning("status_not_written", why=str(error))

@@ -1,0 +1,1 @@
+"""AscendJob on Kubernetes."""

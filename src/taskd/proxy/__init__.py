@@ -1,0 +1,1 @@
+"""The relay of a container."""

@@ -1,0 +1,1 @@
+"""Constants and records that the roles of the reference system share."""

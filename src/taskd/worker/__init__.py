@@ -1,0 +1,1 @@
+"""The part that lives inside a training process."""

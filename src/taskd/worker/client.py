@@ -1,0 +1,236 @@
+"""The worker: what lives inside a training process.
+
+It costs the training thread one store to shared memory and one look at a socket per step. It has no thread
+of its own (data loaders fork) and never waits for TaskD: when the proxy is away the training goes on and the
+worker tries again at a later step.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskd.core.launch import FaultKind, ScheduledFault
+from taskd.core.messages import (
+    MANAGER,
+    FaultDue,
+    LocalHello,
+    OrderDone,
+    Progress,
+    WorkerOrder,
+    proxy_address,
+    worker_address,
+)
+from taskd.kit.pages import Page
+from taskd.links.frames import BlockingFrames
+from taskd.wire.envelope import Message, WireError, decode_envelope, encode_envelope, pack, unpack
+
+CONNECT_S = 0.2
+SEND_S = 0.2
+RETRY_S = 1.0
+
+log = logging.getLogger("taskd")
+
+
+class InjectedFault(RuntimeError):
+    """Raised by ``taskd inject raise`` and by a schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnv:
+    """What the agent tells a worker through its environment."""
+
+    job: str
+    node: str
+    rank: int
+    generation: int
+    socket: str
+    page: str
+    fired_dir: str
+    faults: str
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> "WorkerEnv | None":
+        """Read the environment; None if no agent of TaskD started this process."""
+        if not env.get("TASKD_SOCKET") or not env.get("TASKD_PAGE"):
+            return None
+        return cls(
+            job=env.get("TASKD_JOB", ""),
+            node=env.get("TASKD_NODE", "0"),
+            rank=int(env.get("RANK", "0")),
+            generation=int(env.get("TASKD_GENERATION", "0")),
+            socket=env["TASKD_SOCKET"],
+            page=env["TASKD_PAGE"],
+            fired_dir=env.get("TASKD_FIRED_DIR", ""),
+            faults=env.get("TASKD_FAULTS", ""),
+        )
+
+
+class Worker:
+    """The worker of one training process."""
+
+    def __init__(self, env: WorkerEnv) -> None:
+        """Map the page and say hello; neither waits longer than a moment."""
+        self._env = env
+        self._address = worker_address(env.node, env.rank)
+        self._page = Page(env.page)
+        self._frames: BlockingFrames | None = None
+        self._pid = os.getpid()
+        self._next_try = 0.0
+        self._seen_orders: set[str] = set()
+        self._faults = [(fault, fault.rank == env.rank) for fault in _parse_schedule(env)]
+        self._stepped = False
+        os.register_at_fork(after_in_child=self._forget)
+        self._page.join()
+        self._connect()
+        self._say(Progress(env.generation, env.rank, joined=True, step=-1))
+
+    def begin(self, step: int) -> None:
+        """A step begins: take orders, and do the faults that belong here."""
+        if os.getpid() != self._pid:
+            return
+        self._poll()
+        if self._faults:
+            self._do_faults(step)
+
+    def done(self, step: int) -> None:
+        """A step is done and counts."""
+        if os.getpid() != self._pid:
+            return
+        self._page.done(step)
+        if not self._stepped:
+            self._stepped = True
+            self._say(Progress(self._env.generation, self._env.rank, joined=True, step=step))
+
+    # --- link --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._next_try = time.monotonic() + RETRY_S
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(CONNECT_S)
+            sock.connect(self._env.socket)
+        except OSError as error:
+            sock.close()
+            log.debug("the proxy at %s cannot be reached: %s", self._env.socket, error)
+            return
+        self._frames = BlockingFrames(sock)
+        self._say(LocalHello(self._address, "", self._pid), dst=proxy_address(self._env.node))
+
+    def _say(self, message: Message, dst: str = MANAGER) -> None:
+        if self._frames is None:
+            return
+        envelope = pack(self._env.job, self._address, dst, message, generation=self._env.generation)
+        try:
+            self._frames.send(encode_envelope(envelope), SEND_S)
+        except OSError:
+            self._drop()
+
+    def _poll(self) -> None:
+        if self._frames is None:
+            if time.monotonic() >= self._next_try:
+                self._connect()
+            return
+        try:
+            frames = self._frames.poll()
+        except OSError:
+            self._drop()
+            return
+        for data in frames:
+            try:
+                message = unpack(decode_envelope(data))
+            except WireError as error:
+                log.warning("taskd: %s", error)
+                continue
+            if isinstance(message, WorkerOrder):
+                self._obey(message)
+
+    def _drop(self) -> None:
+        if self._frames is not None:
+            self._frames.close()
+            self._frames = None
+            self._next_try = time.monotonic() + RETRY_S
+
+    def _forget(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._drop()
+        self._next_try = float("inf")
+
+    # --- orders and faults -------------------------------------------------------------------------------
+
+    def _obey(self, order: WorkerOrder) -> None:
+        detail = "ok"
+        if order.order not in self._seen_orders:
+            self._seen_orders.add(order.order)
+            if order.action == "fault":
+                self._faults.append(_parse_order(order, self._env.rank))
+            elif order.action != "ping":
+                detail = f"this worker does not know {order.action!r}"
+        self._say(OrderDone(order.order, ok=detail == "ok", detail=detail), dst=proxy_address(self._env.node))
+
+    def _do_faults(self, step: int) -> None:
+        for entry in list(self._faults):
+            fault, here = entry
+            if step < fault.step:
+                continue
+            self._faults.remove(entry)
+            if not self._first_time(fault):
+                continue
+            if here:
+                _do(fault, step)
+            else:
+                self._say(FaultDue(fault.fault_id, self._env.rank, step))
+
+    def _first_time(self, fault: ScheduledFault) -> bool:
+        """Note that a fault fires; False if it fired before, perhaps in the process that this one replaces."""
+        if not self._env.fired_dir:
+            return True
+        mark = Path(self._env.fired_dir) / fault.fault_id.replace("/", "-")
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            log.warning("taskd: fault %s cannot be noted as fired (%s), so it is left out", fault.fault_id, error)
+            return False
+        return True
+
+
+def _parse_schedule(env: WorkerEnv) -> list[ScheduledFault]:
+    faults: list[ScheduledFault] = []
+    for raw in json.loads(env.faults) if env.faults else []:
+        faults.append(ScheduledFault(**{**raw, "kind": FaultKind(raw["kind"])}))
+    return faults
+
+
+def _parse_order(order: WorkerOrder, rank: int) -> tuple[ScheduledFault, bool]:
+    args = order.args
+    fault = ScheduledFault(
+        fault_id=args.get("id", order.order),
+        kind=FaultKind(args.get("kind", "kill")),
+        rank=rank,
+        step=int(args.get("step", "-1")),
+        code=int(args.get("code", "1")),
+    )
+    return fault, args.get("here") == "1"
+
+
+def _do(fault: ScheduledFault, step: int) -> None:
+    match fault.kind:
+        case FaultKind.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case FaultKind.HANG:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case FaultKind.RAISE:
+            raise InjectedFault(f"fault {fault.fault_id} was injected at step {step}")
+        case FaultKind.EXIT:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(fault.code)

@@ -155,7 +155,7 @@ async def test_a_stalled_terminal_stops_nobody(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     received = bytearray()
 
-    with open(writer, "wb", buffering=0) as stalled:
+    with os.fdopen(writer, "wb", buffering=0) as stalled:
         console = Console(stalled, io.BytesIO())
         console.follow(str(path), stream="stdout")
         began = time.monotonic()
@@ -194,7 +194,7 @@ async def test_a_terminal_that_does_not_block_loses_nothing(tmp_path: Path) -> N
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         received = bytearray()
-        with open(writer, "wb", buffering=buffering) as sink:
+        with os.fdopen(writer, "wb", buffering=buffering) as sink:
             console = Console(sink, io.BytesIO())
             console.follow(str(path), stream="stdout")
             thread = threading.Thread(target=read_to_end, args=(reader, received))

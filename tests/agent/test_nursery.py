@@ -112,7 +112,7 @@ def pids_in(text: str) -> list[int]:
 
 def fd_count(pid: int) -> int:
     """Count the open file descriptors of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 # A worker with a child in its group and one that left it; both would outlive it if nobody looked after them.
@@ -391,7 +391,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
-    """kill -9 of the agent ends nursery, warm process, spares, workers and all their descendants."""
+    """A kill -9 of the agent ends nursery, warm process, spares, workers and all their descendants."""
     script, agent_script = tmp_path / "family.py", tmp_path / "agent.py"
     script.write_text(textwrap.dedent(FAMILY))
     agent_script.write_text(AGENT)
@@ -411,7 +411,7 @@ async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
 
 
 async def test_a_killed_nursery_takes_its_workers_and_is_noticed(tmp_path: Path) -> None:
-    """kill -9 of the nursery ends every worker; each is reported with signal 9, then the loss itself."""
+    """A kill -9 of the nursery ends every worker; each is reported with signal 9, then the loss itself."""
     before = fd_count(os.getpid())
     async with ward(tmp_path, warm=LIGHT, spares=1) as w:
         for key in ("spare", "fork"):
@@ -506,7 +506,7 @@ async def test_an_exit_is_never_reported_before_its_spawn_returned(tmp_path: Pat
 
 @pytest.mark.parametrize("where", ["spare", "exec"])
 async def test_children_of_a_script_find_its_main_module(tmp_path: Path, where: str) -> None:
-    """multiprocessing works with both start methods: the child imports the script again by its file."""
+    """Both start methods of multiprocessing work: the child imports the script again by its file."""
     source = """
         import multiprocessing, sys
         def double(x): return 2 * x
@@ -526,7 +526,7 @@ async def test_children_of_a_script_find_its_main_module(tmp_path: Path, where: 
 async def test_a_warm_torch_worker_is_as_good_as_a_fresh_one(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """torch is loaded at the first line; devices are untouched, seeds its own, data loaders work."""
+    """PyTorch is loaded at the first line; devices are untouched, seeds its own, data loaders work."""
     source = """
         import sys, time
         first_line, loaded = time.monotonic(), "torch" in sys.modules

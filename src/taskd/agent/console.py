@@ -9,6 +9,9 @@ Files are polled, with one ``stat`` each. inotify would save that, but is missin
 where logs often are.
 """
 
+# One stat per file and poll, and a Path costs more than the call.
+# ruff: noqa: PTH116, PTH123
+
 import asyncio
 import os
 import queue
@@ -86,7 +89,7 @@ class Console:
             await asyncio.sleep(BUSY_POLL_S / 10)
         for file in self._files.values():
             self._flush_partial(file)
-        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:  # noqa: ASYNC110 - a thread counts.
             await asyncio.sleep(BUSY_POLL_S / 10)
         return not self._waiting.unfinished_tasks
 

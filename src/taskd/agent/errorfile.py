@@ -7,6 +7,9 @@ code it happened, and when, precisely enough to tell the first failure of a job 
 Whoever comes first wins: a file that exists is never replaced.
 """
 
+# Pathlib is start-up time of every worker.
+# ruff: noqa: PTH103, PTH105, PTH108, PTH109, PTH110, PTH118, PTH119, PTH120, PTH123
+
 import json
 import os
 import re

@@ -5,6 +5,9 @@ process, which forks itself. Both must give the worker the same session, signals
 tie to the nursery's life, so the steps are here, once.
 """
 
+# Pathlib is start-up time of every worker.
+# ruff: noqa: PTH123
+
 import ctypes
 import io
 import os
@@ -23,6 +26,8 @@ _ADOPTION_POLL_S = 0.0002
 # Fields 48 and 49 of /proc/self/stat, counted from the state, which follows the name in brackets.
 _ARG_START = 45
 _ARG_END = 46
+_SHORTEST = 2
+_STDERR = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -95,7 +100,7 @@ def rename(words: list[str]) -> None:
         fields = stat.read().rpartition(b")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     room = end - start
-    if start == 0 or room < 2:
+    if start == 0 or room < _SHORTEST:
         return
     text = " ".join(words).encode(errors="surrogateescape").replace(b"\0", b" ")[: room - 2]
     ctypes.memmove(start, text.ljust(room - 1, b"\0") + b" ", room)
@@ -108,7 +113,7 @@ def _text_stream(fd: int, name: str, former: io.TextIOWrapper | None) -> io.Text
     return io.TextIOWrapper(
         io.BufferedReader(raw) if reads else raw,
         encoding=former.encoding if former else "utf-8",
-        errors=former.errors if former else "backslashreplace" if fd == 2 else "strict",
+        errors=former.errors if former else "backslashreplace" if fd == _STDERR else "strict",
         newline="\n",
         line_buffering=raw.isatty(),
         write_through=True,

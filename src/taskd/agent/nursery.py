@@ -122,7 +122,7 @@ class Nursery:
         self._serving, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._warm, self._parked, self._hopeless = False, 0, False
         self._sock, theirs = socket.socketpair()
-        self._sock.setblocking(False)
+        self._sock.setblocking(False)  # noqa: FBT003 - positional only.
         fd = theirs.fileno()
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a few ms, and no other way to pass a socket.

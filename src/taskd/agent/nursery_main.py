@@ -15,6 +15,9 @@ Who dies, and what follows:
 Orphans below the nursery become its children, so that those too which left their group are found at the end.
 """
 
+# Pathlib is start-up time of every worker.
+# ruff: noqa: PTH123, PTH208
+
 import os
 import selectors
 import signal
@@ -22,6 +25,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import cast
 
 from taskd.agent import newborn, program, zygote
 from taskd.agent.nursery_wire import (
@@ -101,7 +105,7 @@ class NurseryServer:
             # Whoever stops the whole group means the agent, which stops the workers in good order.
             signal.signal(number, signal.SIG_IGN)
         self._watch_children()
-        self._agent.setblocking(False)
+        self._agent.setblocking(False)  # noqa: FBT003 - positional only.
         self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
         self._watch_agent()
         while self._running:
@@ -135,9 +139,8 @@ class NurseryServer:
             case "setup":
                 self._set_up(message)
             case "spawn":
-                launch = message["launch"]
-                assert isinstance(launch, dict)
-                self._spawn(int(str(message["order"])), parse_launch(launch))
+                launch = parse_launch(cast("Message", message["launch"]))
+                self._spawn(int(str(message["order"])), launch)
             case other:
                 self._log(f"unknown message {other!r}")
 
@@ -329,7 +332,7 @@ class NurseryServer:
 
     def _exec_prepared(self, role: str, sock: socket.socket) -> None:
         for fd in (sock.fileno(), self._log_fd):
-            os.set_inheritable(fd, True)
+            os.set_inheritable(fd, True)  # noqa: FBT003 - positional only.
         words = zygote.command_line(role, sock.fileno(), self._log_fd, os.getppid(), self._warm)
         os.execve(words[0], words, os.environ)
 
@@ -497,7 +500,6 @@ class NurseryServer:
             time.sleep(0.001)  # Their own children become ours when they are gone: look again.
         else:
             self._log(f"could not end {_children()} within {CLOSE_S:g} s")
-        self._agent.setblocking(True)
         self._agent.settimeout(1.0)
         for data, fds in self._outbox:
             try:

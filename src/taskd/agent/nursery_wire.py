@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from taskd.core.launch import Program, ProgramKind
 
@@ -87,13 +88,14 @@ def pack_launch(launch: WorkerLaunch) -> Message:
 
 def parse_launch(message: Message) -> WorkerLaunch:
     """Return the launch that a message describes."""
-    args, env = message["args"], message["env"]
-    assert isinstance(args, list)
-    assert isinstance(env, dict)
     return WorkerLaunch(
         key=str(message["key"]),
-        program=Program(ProgramKind(str(message["kind"])), str(message["target"]), tuple(args)),
-        env=env,
+        program=Program(
+            ProgramKind(str(message["kind"])),
+            str(message["target"]),
+            tuple(cast("list[str]", message["args"])),
+        ),
+        env=cast("dict[str, str]", message["env"]),
         cwd=str(message["cwd"]),
         stdout=str(message["stdout"]),
         stderr=str(message["stderr"]),

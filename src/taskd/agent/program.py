@@ -9,6 +9,9 @@ A cold worker imports this module before the user's first line, hence nothing bu
 top, and a plain string for the kind of program.
 """
 
+# Pathlib is start-up time of every worker.
+# ruff: noqa: PTH109, PTH112, PTH118, PTH120, PTH123
+
 import os
 import sys
 from types import CodeType, TracebackType
@@ -110,8 +113,7 @@ def _fresh_main() -> dict[str, object]:
 def _load(path: str) -> CodeType:
     if path.endswith(".pyc"):
         loader = sys.modules["_frozen_importlib_external"].SourcelessFileLoader("__main__", path)
-        code = loader.get_code("__main__")
-        assert isinstance(code, CodeType)
+        code: CodeType = loader.get_code("__main__")
         return code
     try:
         with open(path, "rb") as file:

@@ -237,7 +237,7 @@ def stop(job: str | None) -> int:
         return ExitCode.OK
     say(f"stopping job {record.job}")
     try:
-        _call(record, "stop", {"why": "taskd stop", "code": STOP_CODE})
+        _call(record, "stop", {"why": "stopped by `taskd stop`", "code": STOP_CODE})
     except ManagerUnreachable:
         say(f"its manager does not answer; asking its launcher (process {record.launcher_pid}) instead")
         with contextlib.suppress(ProcessLookupError):

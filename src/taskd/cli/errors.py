@@ -38,7 +38,7 @@ class ManagerUnreachable(CliError):
 
     def __init__(self, sentence: str) -> None:
         """Say what was tried."""
-        super().__init__(sentence, ExitCode.UNREACHABLE)
+        super().__init__(sentence, ExitCode.USAGE)
 
 
 class ManagerRefused(CliError):

@@ -15,7 +15,6 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     NOT_FOUND = 3
-    UNREACHABLE = 4
     NODES_MISSING = 5
     REPEATING = 6
     INTERNAL = 70
@@ -25,9 +24,8 @@ class ExitCode(IntEnum):
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "the job finished, or the command did what it was asked",
     ExitCode.FAILED: "the job failed; a rank's own exit code takes the place of this one where it has one",
-    ExitCode.USAGE: "wrong flag, value, file, environment or port; nothing was started",
+    ExitCode.USAGE: "wrong flag, value, file, environment or port, or no manager answers; nothing was changed",
     ExitCode.NOT_FOUND: "no such job, rank or node",
-    ExitCode.UNREACHABLE: "the job's manager did not answer in time",
     ExitCode.NODES_MISSING: "too few nodes joined, or a lost node did not come back in time",
     ExitCode.REPEATING: "the same failure at the same place came back; retrying would not help",
     ExitCode.INTERNAL: "a defect in TaskD; the message says where its log is",

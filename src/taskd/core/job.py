@@ -116,7 +116,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
 
 def _lost(job: Job, event: NodeLost) -> Outcome:
     node = job.nodes.get(event.node)
-    if node is None or node.lost or node.incarnation != event.incarnation:
+    if node is None or node.lost or node.finished or node.incarnation != event.incarnation:
         return job, ()
     job = _with_node(job, replace(node, lost=event.why))
     match job.phase:
@@ -445,7 +445,7 @@ def _starting(job: Job, now: float) -> Outcome:
         node = job.nodes.get(place.node)
         if node is None or node.phase is not NodePhase.RUNNING or node.generation != job.generation:
             return job, ()
-    job = replace(job, phase=JobPhase.RUNNING, reason="running", since=now)
+    job = replace(job, phase=JobPhase.RUNNING, reason=f"all {job.plan.world_size} ranks run", since=now)
     if job.incident is None:
         return _finished_or(job, now)
     job = replace(job, incident=job.incident.mark(PhaseName.SPAWN, now))

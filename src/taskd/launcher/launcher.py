@@ -47,7 +47,8 @@ class Launcher:
         """Describe the job; ``run`` runs it."""
         self._spec = spec
         self._topology = topology
-        self._hosts = topology.hosts_manager and not external_manager
+        self._hosts = topology.hosts_manager
+        self._external = external_manager
         self._token = os.environ.get("TASKD_TOKEN", "")
         if not self._token and spec.max_nodes == spec.local_nodes and not external_manager:
             self._token = secrets.token_hex(16)
@@ -258,6 +259,9 @@ class Launcher:
         return code
 
     def _record(self) -> None:
+        """Make the job known on this machine; several launchers of one job may stand here side by side."""
+        if self._external and self._spec.node_rank > 0:
+            return
         for abandoned in jobs.sweep():
             jobs.close_abandoned(abandoned, "its launcher was killed", time.time())
             for node in range(64):

@@ -75,7 +75,7 @@ def _fixed_ranks(spec: LaunchSpec) -> Topology:
             )
         if spec.master_port and not is_port_free(host, spec.master_port):
             raise LaunchError(f"port {spec.master_port} of {host} is in use; choose another --master-port")
-    addr = spec.local_addr or (_resolve(spec.master_addr) if hosts else _own_address(spec.master_addr))
+    addr = spec.local_addr or (_resolve(spec.master_addr) if hosts else own_address(spec.master_addr))
     return Topology(hosts, host, port, (LocalNode(str(rank), rank, addr),))
 
 
@@ -85,7 +85,7 @@ def _meeting_point(spec: LaunchSpec) -> Topology:
     port = spec.manager_port or DEFAULT_MANAGER_PORT
     here = spec.rdzv_is_host if spec.rdzv_is_host is not None else _is_here(endpoint)
     host = _resolve(endpoint)
-    addr = spec.local_addr or (host if here else _own_address(endpoint))
+    addr = spec.local_addr or (host if here else own_address(endpoint))
     hosts = here and is_port_free(host, port)
     node = LocalNode(secrets.token_hex(4), -1, addr)
     return Topology(hosts, host, port, (node,), may_lose_race=here)
@@ -103,7 +103,7 @@ def _resolve(name: str) -> str:
         raise LaunchError(f"the address {name} cannot be resolved: {error}; check --master-addr") from error
 
 
-def _own_address(towards: str) -> str:
+def own_address(towards: str) -> str:
     """Return the address with which this machine speaks to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

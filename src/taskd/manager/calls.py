@@ -1,4 +1,4 @@
-"""The calls of the command line: status, timeline, inject, stop, metrics."""
+"""The calls of the command line: status, timeline, inject, ping, stop, metrics."""
 
 from typing import Any, Protocol
 
@@ -29,6 +29,10 @@ class Callee(Protocol):
         """Do a fault to the job."""
         ...
 
+    async def ping(self) -> dict[str, object]:
+        """Ask every worker for a sign of life."""
+        ...
+
     def request_stop(self, why: str, code: int) -> None:
         """End the job in order."""
         ...
@@ -57,6 +61,8 @@ async def _dispatch(manager: Callee, call: _Request) -> object:
             return manager.timeline()
         case "inject":
             return await manager.inject(call.params)
+        case "ping":
+            return await manager.ping()
         case "stop":
             why = str(call.params.get("why", "stopped by request"))
             manager.request_stop(why, int(call.params.get("code", 0)))

@@ -13,6 +13,8 @@ import signal
 import time
 from dataclasses import replace
 
+import msgspec
+
 from taskd.core import job as machine
 from taskd.core.delivery import Channel
 from taskd.core.failures import Budget
@@ -357,16 +359,12 @@ class Manager:
         if not reachable:
             return results
         self._worker_waiters[order.order] = (reachable.copy(), results, waiter)
+        # The order is encoded once; only the address differs from node to node.
+        template = pack(
+            self._config.job, MANAGER, "", order, sender=self.incarnation, generation=self.job.generation
+        )
         for node in sorted(reachable):
-            envelope = pack(
-                self._config.job,
-                MANAGER,
-                worker_address(node, -1),
-                order,
-                sender=self.incarnation,
-                generation=self.job.generation,
-            )
-            self._push(node, envelope)
+            self._push(node, msgspec.structs.replace(template, dst=worker_address(node, -1)))
         try:
             async with asyncio.timeout(CALL_LIMIT_S):
                 return await waiter
@@ -412,6 +410,17 @@ class Manager:
     async def inject(self, params: dict[str, object]) -> dict[str, str]:
         """Do a fault to the job on purpose."""
         return await self._injector.inject(params)
+
+    async def ping(self) -> dict[str, object]:
+        """Ask every worker for a sign of life; a worker answers at its next step."""
+        began = time.monotonic()
+        order = WorkerOrder(f"ping/{secrets.token_hex(4)}", "ping")
+        results = await self.order_workers(order, list(self._streams))
+        return {
+            "acks": sum(answer == "ok" for answer in results.values()),
+            "asked": len(results),
+            "took_ms": (time.monotonic() - began) * 1000.0,
+        }
 
     def die(self, kind: str) -> None:
         """Carry out a fault of the manager itself."""

@@ -1,0 +1,1 @@
+"""What of the launcher knows PyTorch: the seam that turns torchrun into it."""

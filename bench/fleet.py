@@ -80,7 +80,7 @@ def _manager(port: int, proxies: int, home: Path) -> Iterator["subprocess.Popen[
     options = JobOptions(min_nodes=proxies, max_nodes=proxies)
     config = ManagerConfig(JOB, options, port=port, token=TOKEN, log_file=str(home / "manager.log"))
     env = {**os.environ, CONFIG_VARIABLE: msgspec.json.encode(config).decode(), "TASKD_HOME": str(home)}
-    process = subprocess.Popen(profiled("manager", ["-m", "taskd.manager"]), env=env, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "taskd.manager"], env=env, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -93,9 +93,9 @@ def _manager(port: int, proxies: int, home: Path) -> Iterator["subprocess.Popen[
 
 @contextlib.contextmanager
 def _fleet(address: str, proxies: int, workers: int, *, beats: bool) -> Iterator["subprocess.Popen[bytes]"]:
-    words = [str(HERE / "fleet_client.py"), "--manager", address, "--token", TOKEN, "--job", JOB]
+    words = [sys.executable, str(HERE / "fleet_client.py"), "--manager", address, "--token", TOKEN, "--job", JOB]
     words += ["--proxies", str(proxies), "--workers", str(workers), *([] if beats else ["--no-beats"])]
-    process = subprocess.Popen(profiled("fleet", words), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -104,13 +104,6 @@ def _fleet(address: str, proxies: int, workers: int, *, beats: bool) -> Iterator
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def profiled(name: str, words: list[str]) -> list[str]:
-    """Return the command of a Python process, under cProfile if BENCH_PROFILE names a directory."""
-    where = os.environ.get("BENCH_PROFILE", "")
-    profile = ["-m", "cProfile", "-o", f"{where}/{name}.prof"] if where else []
-    return [sys.executable, *profile, *words]
 
 
 def _wait_joined(address: str, fleet: "subprocess.Popen[bytes]", proxies: int) -> None:

@@ -81,7 +81,7 @@ class Launcher:
                 keepers.append(asyncio.ensure_future(self._proxies[node.key].run()))
                 keepers.append(asyncio.ensure_future(self._agents[node.key].run()))
             await self._wait_until_over(keepers)
-            return await self._goodbye(keepers)
+            return await self._goodbye()
         finally:
             for role in self._roles():
                 role.finished.set()
@@ -239,19 +239,18 @@ class Launcher:
                 self._outcomes[node] = _Outcome(None, why)
                 agent.tell(stop=why, code=code)
 
-    async def _goodbye(self, keepers: list[asyncio.Future[None]]) -> int:
-        """Let the manager write the last status, then say how it ended."""
+    async def _goodbye(self) -> int:
+        """Let agents show the last output and the manager write the last status; then say how it ended."""
         for role in self._roles():
             role.finished.set()
         if self._fatal:
             say(self._fatal)
             codes = [outcome.code for outcome in self._outcomes.values() if outcome.code is not None]
             return codes[0] if codes else ExitCode.USAGE
-        agents = {keeper for keeper in keepers if not keeper.done()}
-        if self._manager is not None and agents:
-            deadline = time.monotonic() + GOODBYE_S
-            while time.monotonic() < deadline and self._manager.alive:
-                await asyncio.sleep(0.02)
+        leaving = [*self._agents.values(), *([self._manager] if self._manager is not None else [])]
+        deadline = time.monotonic() + GOODBYE_S
+        while time.monotonic() < deadline and any(role.alive for role in leaving):
+            await asyncio.sleep(0.02)
         code = max((outcome.code or 0 for outcome in self._outcomes.values()), default=0)
         reason = next((outcome.reason for outcome in self._outcomes.values() if outcome.reason), "")
         if code:

@@ -24,7 +24,7 @@ from taskd.kit.roles import CONFIG_VARIABLE
 from taskd.manager.config import ManagerConfig
 
 HERE = Path(__file__).resolve().parent
-JOB, TOKEN = "fleet", "bench"  # noqa: S105 - the token of a job that nobody else can reach
+JOB, TOKEN = "fleet", "bench"
 JOIN_LIMIT_S = 120.0
 SPARE_FILES = 256
 
@@ -37,11 +37,15 @@ def measure_fleet(*, quick: bool, home: Path) -> Result:
     for beats in (False, True):
         took = _measure(result, home, proxies, workers, orders, beats=beats)
         words = "agents beating twice a second, ranks stepping" if beats else "quiet job"
-        result.add(f"order to {proxies}x{workers} workers and all acks, {words}", took, median=1000, worst=1000)
+        result.add(
+            f"order to {proxies}x{workers} workers and all acks, {words}", took, median=1000, worst=1000
+        )
     return result
 
 
-def _measure(result: Result, home: Path, proxies: int, workers: int, orders: int, *, beats: bool) -> list[float]:
+def _measure(
+    result: Result, home: Path, proxies: int, workers: int, orders: int, *, beats: bool
+) -> list[float]:
     port = _free_port()
     address = f"{LOCAL_HOST}:{port}"
     with _manager(port, proxies, home) as manager, _fleet(address, proxies, workers, beats=beats) as fleet:
@@ -59,9 +63,15 @@ def _measure(result: Result, home: Path, proxies: int, workers: int, orders: int
             time.sleep(0.3)
         wall = time.monotonic() - wall_before
         shares = (cpu_s(manager.pid) - cpu_before) / wall, (cpu_s(fleet.pid) - fleet_before) / wall
-        result.add(f"manager's memory with {proxies} proxies, beats {'on' if beats else 'off'}", [_rss_mb(manager.pid)], "MB", worst=500)
+        result.add(
+            f"manager's memory with {proxies} proxies, beats {'on' if beats else 'off'}",
+            [_rss_mb(manager.pid)],
+            "MB",
+            worst=500,
+        )
         result.note(
-            f"beats {'on' if beats else 'off'}: the manager used {shares[0]:.2f} of a core, the simulated fleet {shares[1]:.2f}"
+            f"beats {'on' if beats else 'off'}: the manager used {shares[0]:.2f} of a core, "
+            f"the process with the simulated containers {shares[1]:.2f}"
         )
     return took
 
@@ -70,7 +80,9 @@ def _raise_file_limit(wanted: int, result: Result) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         if hard != resource.RLIM_INFINITY and hard < wanted:
-            result.note(f"RLIMIT_NOFILE is at most {hard} here, {wanted} are needed: the fleet will be incomplete")
+            result.note(
+                f"RLIMIT_NOFILE is at most {hard} here, {wanted} are needed: the fleet will be incomplete"
+            )
             wanted = hard
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -93,7 +105,16 @@ def _manager(port: int, proxies: int, home: Path) -> Iterator["subprocess.Popen[
 
 @contextlib.contextmanager
 def _fleet(address: str, proxies: int, workers: int, *, beats: bool) -> Iterator["subprocess.Popen[bytes]"]:
-    words = [sys.executable, str(HERE / "fleet_client.py"), "--manager", address, "--token", TOKEN, "--job", JOB]
+    words = [
+        sys.executable,
+        str(HERE / "fleet_client.py"),
+        "--manager",
+        address,
+        "--token",
+        TOKEN,
+        "--job",
+        JOB,
+    ]
     words += ["--proxies", str(proxies), "--workers", str(workers), *([] if beats else ["--no-beats"])]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -1,9 +1,9 @@
 """A thousand containers in one process: the real proxy and the real gRPC stream, in-memory links below.
 
-What stands above the proxy is exactly what a container has. Below it a unix socket, an agent process and eight
-training processes are replaced by objects that speak the same envelopes: workers acknowledge orders, agents
-announce themselves, obey the start order and beat twice a second with new steps, as busy ones do. They all
-share this one process, so the client's side is slower here than a thousand machines would be.
+What stands above the proxy is exactly what a container has. Below it a unix socket, an agent process and
+eight training processes are replaced by objects that speak the same envelopes: workers acknowledge orders,
+agents announce themselves, obey the start order and beat twice a second with new steps, as busy ones do. They
+all share this one process, so the client's side is slower here than a thousand machines would be.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What a measurement turned out to be, against what it should be, as one table.
 
-A time on a busy machine says little by itself, so each row has its spread and how many samples it rests on, the
-machine's load stands beside the table, and what is compared was measured in turns within one run.
+A time on a busy machine says little by itself, so each row has its spread and how many samples it rests on,
+the machine's load stands beside the table, and what is compared was measured in turns within one run.
 """
 
 import os
@@ -96,7 +96,14 @@ def print_table(sections: Sequence[tuple[str, Result]]) -> None:
     """Print every figure's rows in one table, then the remarks."""
     head = ("figure", "median", "worst", "n", "limit", "met")
     lines = [
-        (row.name, _number(row.median, row.unit), _number(row.worst, row.unit), str(len(row.samples)), row.limit, row.verdict)
+        (
+            row.name,
+            _number(row.median, row.unit),
+            _number(row.worst, row.unit),
+            str(len(row.samples)),
+            row.limit,
+            row.verdict,
+        )
         for _, result in sections
         for row in result.rows
     ]
@@ -113,5 +120,5 @@ def print_table(sections: Sequence[tuple[str, Result]]) -> None:
 
 
 def _number(value: float, unit: str) -> str:
-    digits = 3 if unit == "" else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0  # noqa: PLR2004
+    digits = 3 if unit == "" else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
     return f"{value:.{digits}f} {unit}".rstrip()

@@ -6,6 +6,7 @@ checkpoint when it is started again, which is all that a restart needs.
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -20,15 +21,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step, to have time to look")
     parser.add_argument("--checkpoint", type=Path, required=True)
     args = parser.parse_args()
 
     job = train.join()
     dist.init_process_group("gloo")
     torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)
-    )
+    layers = [torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(256, 8))
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     start = 0
@@ -47,13 +48,15 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(ddp(x), y)
         loss.backward()
         optimizer.step()
+        time.sleep(args.pause)
         return loss.item()
 
     for step, loss in job.steps(train_step, until=args.steps, start=start):
         if step % args.every == args.every - 1:
             if job.rank == 0:
                 draft = args.checkpoint.with_suffix(".tmp")
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, draft)
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(state, draft)
                 draft.replace(args.checkpoint)
             print(f"rank {job.rank} pid {os.getpid()} step {step} loss {loss:.4f}", flush=True)
     dist.destroy_process_group()

@@ -396,15 +396,14 @@ async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(FAMILY))
     agent_script.write_text(AGENT)
     command = [sys.executable, str(agent_script), str(tmp_path), str(script)]
-    agent = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert agent.stdout is not None
-    async with asyncio.timeout(LIMIT_S):
-        words = (await agent.stdout.readline()).decode().split()
-    outputs = [tmp_path / f"{number}.out" for number in range(3)]
-    await until(lambda: all(out.exists() and len(out.read_text().split()) == 3 for out in outputs))
-    pids = [int(words[0]), int(words[1]), *(pid for out in outputs for pid in pids_in(out.read_text()))]
-    agent.kill()
-    await agent.wait()
+    said = tmp_path / "agent.out"
+    with said.open("w") as out, subprocess.Popen(command, stdout=out) as agent:  # noqa: ASYNC220 - as above.
+        await until(lambda: said.read_text().endswith("\n"))
+        words = said.read_text().split()
+        outputs = [tmp_path / f"{number}.out" for number in range(3)]
+        await until(lambda: all(out.exists() and len(out.read_text().split()) == 3 for out in outputs))
+        pids = [int(words[0]), int(words[1]), *(pid for out in outputs for pid in pids_in(out.read_text()))]
+        agent.kill()
 
     await until(lambda: all(gone(pid) for pid in pids), limit_s=5.0)
     assert ["spare", "spare", "fork"] == words[2:]

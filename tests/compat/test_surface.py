@@ -40,8 +40,17 @@ RECORDS = {
     "AgentReportInfo": ["fault_ranks", "restart_times"],
 }
 
+FUNCTIONS = {
+    "taskd_agent_api": ["init_taskd_agent", "register_func", "start_taskd_agent"],
+    "taskd_manager_api": ["init_taskd_manager", "start_taskd_manager"],
+    "taskd_proxy_api": ["destroy_taskd_proxy", "init_taskd_proxy"],
+    "taskd_worker_api": ["destroy_taskd_worker", "init_taskd_worker", "start_taskd_worker"],
+}
+
 NAMES = [
     ("taskd", "__version__"),
+    *(("taskd.api", name) for names in FUNCTIONS.values() for name in names),
+    *((f"taskd.api.{module}", name) for module, names in FUNCTIONS.items() for name in names),
     ("taskd.python.cython_api.cython_api", "lib"),
     ("taskd.python.utils.log", "run_log"),
     *(("taskd.python.framework.common.type", name) for name in [*CONSTANTS, *RECORDS]),
@@ -61,6 +70,13 @@ def _leave_the_logger_as_it_was() -> Iterator[None]:
 def test_a_documented_name_can_be_imported(module: str, name: str) -> None:
     """``from module import name`` works."""
     assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_documented_functions_are_all_there_is() -> None:
+    """``from taskd.api import *`` brings the ten functions and nothing else."""
+    documented = sorted(name for names in FUNCTIONS.values() for name in names)
+
+    assert documented == sorted(importlib.import_module("taskd.api").__all__)
 
 
 def test_the_version_is_text() -> None:

@@ -15,6 +15,20 @@ STDOUT, STDERR = 1, 2
 EVERY = -1
 
 
+def base_env(spec: LaunchSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what all workers of a node have in common.
+
+    A warm process was started with it too: libraries read some variables when they are loaded, so a warm
+    process whose variables differ is of no use.
+    """
+    env = {key: value for key, value in inherited.items() if not key.startswith("TASKD_ROLE")}
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if spec.local_world > 1:
+        # torchrun's rule: many processes on one node would each take every core.
+        env.setdefault("OMP_NUM_THREADS", "1")
+    return env
+
+
 @dataclass(frozen=True, slots=True)
 class RankFiles:
     """Where one rank's output and error go."""
@@ -50,7 +64,6 @@ def make_launch(
     rank = place.first_rank + local_rank
     env = dict(base)
     env.update(compute_worker_env(config.spec, plan, place, local_rank))
-    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     env.update(
         {
             "TORCHELASTIC_ERROR_FILE": files.error_file,

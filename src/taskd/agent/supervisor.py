@@ -8,7 +8,6 @@ is away nothing changes for the training: reports wait, and the agent keeps knoc
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 import sys
 import time
@@ -20,31 +19,25 @@ from taskd.agent.config import AgentConfig
 from taskd.agent.console import Console
 from taskd.agent.errorfile import read_error_file
 from taskd.agent.faults import do_fault
-from taskd.agent.launches import STDERR, STDOUT, console_view, make_launch, rank_files
+from taskd.agent.launches import STDERR, STDOUT, base_env, console_view, make_launch, rank_files
 from taskd.agent.ledger import Ledger
 from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
+from taskd.agent.uplink import Uplink
 from taskd.core import node as machine
-from taskd.core.delivery import Channel, Packet
 from taskd.core.exits import Exit, ExitCode
 from taskd.core.heartbeat import BeatState
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import (
-    MANAGER,
     Announce,
     Beat,
     Finish,
     Inject,
-    LocalHello,
+    Order,
     OrderDone,
-    Start,
-    Stop,
-    Upstream,
     WorkerExited,
     WorkersStopped,
     WorkerState,
     WorkerView,
-    agent_address,
-    proxy_address,
 )
 from taskd.core.node import (
     DoFault,
@@ -68,23 +61,11 @@ from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.kit.machine import boot_id, find_free_port, is_paused, remove_tree
 from taskd.kit.pages import Page
-from taskd.links.local import LocalLink, connect_local
-from taskd.wire.envelope import (
-    Envelope,
-    Message,
-    WireError,
-    decode_envelope,
-    encode_envelope,
-    pack,
-    pack_packet,
-    unpack,
-    unpack_packet,
-)
 
 BEAT_S = 0.5
 TICK_S = 0.1
-RECONNECT_S = 0.05
-LAST_WORDS_S = 2.0
+FIRST_WARM_S = 30.0
+ANSWER_S = 1.0
 SIGTERM, SIGKILL = 15, 9
 
 
@@ -96,23 +77,28 @@ class Agent:
         self._config = config
         self._log = log
         self._lifeline = lifeline
-        self.incarnation = secrets.token_hex(6)
         self._state = NodeState(config.node)
-        self._link: LocalLink | None = None
-        self._channel: Channel[Message] | None = None
+        self._uplink = Uplink(
+            job=config.spec.job,
+            node=config.node,
+            socket=config.socket,
+            log=log,
+            announce=self._announce,
+            generation=lambda: self._state.generation,
+            on_order=self._on_order,
+        )
+        self._env = base_env(config.spec, os.environ)
         self._nursery = self._make_nursery()
         self._nursery_ready = asyncio.Event()
         self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
         self._ended: set[str] = set()
-        self._ledger = Ledger(config.ledger_file, config.node, self.incarnation)
+        self._ledger = Ledger(config.ledger_file, config.node, self._uplink.incarnation)
         self._pages: dict[int, Page] = {}
         self._born_at: dict[int, float] = {}
         self._pids: dict[int, int] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
         self._cwd = str(Path.cwd())
-        self._heard_manager = False
-        self.proxy_pid = 0
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -120,7 +106,7 @@ class Agent:
         """Serve until the manager ends the job."""
         work = [
             asyncio.ensure_future(self._keep_nursery()),
-            asyncio.ensure_future(self._keep_link()),
+            asyncio.ensure_future(self._uplink.keep()),
             asyncio.ensure_future(self._keep_time()),
             asyncio.ensure_future(self._console.run()),
         ]
@@ -130,7 +116,7 @@ class Agent:
             for task in work:
                 if task.done():
                     task.result()
-            await self._last_words()
+            await self._uplink.flush()  # the final report; the job is over either way
         finally:
             everything: list[asyncio.Future[Any]] = [over, *work, *self._tasks]
             for each in everything:
@@ -143,16 +129,9 @@ class Agent:
         """End this node's part: the launcher of a multi-node job was told to go."""
         self._apply(OrderReceived(time.monotonic(), Finish("leave", ExitCode.OK, why)))
 
-    async def _last_words(self) -> None:
-        """Give the final report a moment to arrive; the job is over either way."""
-        deadline = time.monotonic() + LAST_WORDS_S
-        while self._channel is not None and self._channel.pending and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-
     def _make_nursery(self) -> Nursery:
-        env = self._worker_base_env()
         nursery = Nursery(
-            env=env,
+            env=self._env,
             on_exit=self._on_child_exit,
             warm=self._config.warm,
             spares=self._config.spec.spares,
@@ -160,13 +139,6 @@ class Agent:
         )
         nursery.on_lost = self._on_nursery_lost
         return nursery
-
-    def _worker_base_env(self) -> dict[str, str]:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("TASKD_ROLE")}
-        if self._config.spec.local_world > 1:
-            # torchrun's rule: many processes on one node would each take every core.
-            env.setdefault("OMP_NUM_THREADS", "1")
-        return env
 
     async def _keep_nursery(self) -> None:
         while True:
@@ -181,62 +153,10 @@ class Agent:
         self._nursery_ready.clear()
         self._nursery = self._make_nursery()
 
-    # --- the link ----------------------------------------------------------------------------------------
+    # --- the manager -------------------------------------------------------------------------------------
 
-    async def _keep_link(self) -> None:
-        while True:
-            try:
-                link = await connect_local(self._config.socket, timeout_s=1.0)
-            except (OSError, TimeoutError):
-                await asyncio.sleep(RECONNECT_S)
-                continue
-            self._link = link
-            self.proxy_pid = link.peer_pid
-            hello = LocalHello(agent_address(self._config.node), self.incarnation, os.getpid())
-            link.send(encode_envelope(self._outside_numbering(hello, proxy_address(self._config.node))))
-            while (data := await link.receive()) is not None:
-                self._take(data)
-            self._link = None
-            self._log.info("proxy_lost")
-            await link.close()
-
-    def _take(self, data: bytes) -> None:
-        try:
-            envelope = decode_envelope(data)
-            if envelope.kind == Upstream.__name__:
-                upstream = unpack(envelope)
-                if isinstance(upstream, Upstream) and upstream.incarnation:
-                    self._meet(upstream.incarnation)
-                return
-            packet = unpack_packet(envelope)
-        except WireError as error:
-            self._log.warning("bad_message", why=str(error))
-            return
-        if envelope.job != self._config.spec.job or self._channel is None:
-            self._log.info("refused", kind=envelope.kind, why=f"of job {envelope.job!r}, or nobody asked")
-            return
-        received = self._channel.receive(packet, time.monotonic())
-        if received.refused:
-            self._log.info("refused", kind=envelope.kind, why=received.refused)
-        for message in received.messages:
-            if isinstance(message, Start | Stop | Finish | Inject):
-                self._apply(OrderReceived(time.monotonic(), message))
-            else:
-                self._log.warning("unexpected", kind=envelope.kind)
-        if received.owes_ack:
-            self._push(self._channel.acknowledge())
-
-    def _meet(self, incarnation: str) -> None:
-        """Speak to this manager from now on; a new one is told everything, the same one what it missed."""
-        self._heard_manager = True
-        now = time.monotonic()
-        if self._channel is not None and self._channel.peer == incarnation:
-            for packet in self._channel.resend_all(now):
-                self._push(packet)
-            return
-        self._channel = Channel(self.incarnation, incarnation)
-        self._log.info("announcing", manager=incarnation, phase=self._state.phase)
-        self._push(self._channel.send(self._announce(), now))
+    def _on_order(self, order: Order) -> None:
+        self._apply(OrderReceived(time.monotonic(), order))
 
     def _announce(self) -> Announce:
         config = self._config
@@ -263,19 +183,6 @@ class Agent:
             view.rank, view.local_rank, view.pid, state, max(step, view.step), view.exit, view.log
         )
 
-    def _push(self, packet: Packet[Message]) -> None:
-        if self._link is None:
-            return
-        envelope = pack_packet(
-            self._config.spec.job, agent_address(self._config.node), MANAGER, self._state.generation, packet
-        )
-        self._link.send(encode_envelope(envelope))
-
-    def _outside_numbering(self, message: Message, dst: str) -> Envelope:
-        return pack(
-            self._config.spec.job, agent_address(self._config.node), dst, message, sender=self.incarnation
-        )
-
     # --- time --------------------------------------------------------------------------------------------
 
     async def _keep_time(self) -> None:
@@ -284,22 +191,18 @@ class Agent:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self._apply(Ticked(now))
-            if self._channel is not None:
-                for packet in self._channel.resend_due(now):
-                    self._push(packet)
+            self._uplink.resend_due(now)
             if now - last_beat >= BEAT_S:
                 last_beat = now
                 self._beat()
             if now - last_look >= self._config.spec.monitor_interval_s:
                 last_look = now
                 self._look_for_vanished(now)
-            if not self._heard_manager and now - started > self._config.spec.join_timeout_s:
+            if not self._uplink.heard_manager and now - started > self._config.spec.join_timeout_s:
                 self._lifeline.say(fatal="no manager was reached in time; check its address and port")
                 return
 
     def _beat(self) -> None:
-        if self._channel is None:
-            return
         alive = {rank: view for rank, view in self._state.workers.items() if view.state.alive}
         progress = {rank: self._progress(rank) for rank in alive}
         beat = Beat(
@@ -308,7 +211,7 @@ class Agent:
             tuple(rank for rank, (_, joined) in progress.items() if joined),
             tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
         )
-        self._push(self._channel.send_unreliable(beat))
+        self._uplink.beat(beat)
 
     def _look_for_vanished(self, now: float) -> None:
         """Fall back on looking, for a kernel that does not tell: every death is known by then at the latest.
@@ -343,10 +246,10 @@ class Agent:
             case SignalProcesses():
                 self._signal(effect.ranks, effect.signal)
             case Tell():
-                self._tell(effect.report)
+                self._uplink.tell(effect.report)
             case TellStopped():
                 free_port = find_free_port(self._config.addr)
-                self._tell(WorkersStopped(effect.generation, free_port))
+                self._uplink.tell(WorkersStopped(effect.generation, free_port))
             case DoFault():
                 self._background(self._do_fault(effect.order))
             case Leave():
@@ -354,10 +257,6 @@ class Agent:
                 self._left.set()
             case RefuseOrder():
                 self._log.info("order_refused", order=effect.order, why=effect.why)
-
-    def _tell(self, report: Message) -> None:
-        if self._channel is not None:
-            self._push(self._channel.send(report, time.monotonic()))
 
     def _background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -370,13 +269,14 @@ class Agent:
         try:
             async with asyncio.timeout(60.0):
                 await self._nursery_ready.wait()
+                if self._config.warm and plan.generation == 1:
+                    # One import shared by all ranks is quicker than one import in each of them.
+                    await self._nursery.warm_ready(FIRST_WARM_S)
             launches = []
             for local_rank in range(place.local_world):
                 self._prepare_files(plan, place, local_rank)
                 launches.append(
-                    make_launch(
-                        self._config, plan, place, local_rank, self._worker_base_env(), self._cwd
-                    )
+                    make_launch(self._config, plan, place, local_rank, self._env, self._cwd)
                 )
             self._ended.clear()
             self._born_at = dict.fromkeys(place.ranks, time.monotonic())
@@ -393,9 +293,7 @@ class Agent:
             files = rank_files(self._config, plan, place, local_rank)
             self._pids[rank] = child.pid
             sources[rank] = child.source
-            views.append(
-                WorkerView(rank, local_rank, child.pid, WorkerState.RUNNING, log=files.directory)
-            )
+            views.append(WorkerView(rank, local_rank, child.pid, WorkerState.RUNNING, log=files.directory))
         self._apply(ProcessesStarted(time.monotonic(), plan.generation, tuple(views), sources))
 
     def _prepare_files(self, plan: Plan, place: NodePlace, local_rank: int) -> None:
@@ -460,29 +358,23 @@ class Agent:
         if order.rank >= 0:
             view = self._state.workers.get(order.rank)
             pid = view.pid if view is not None and view.state.alive else 0
-        ok, detail = do_fault(order, pid, self.proxy_pid)
-        self._tell(OrderDone(order.order, ok=ok, detail=detail))
+        ok, detail = do_fault(order, pid, self._uplink.proxy_pid)
+        self._uplink.tell(OrderDone(order.order, ok=ok, detail=detail))
         if ok and order.whole_node:
             await self._lose_node()
         elif ok and order.role == "agent":
-            await self._after_answer()
+            await self._uplink.flush(ANSWER_S)
             os.kill(os.getpid(), 19 if order.kind == "hang" else SIGKILL)
-
-    async def _after_answer(self) -> None:
-        """Let the answer reach the manager before this process goes."""
-        deadline = time.monotonic() + 1.0
-        while self._channel is not None and self._channel.pending and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
 
     async def _lose_node(self) -> None:
         """Be a node that lost its power: processes, relay, memory and files are gone at once."""
-        await self._after_answer()
+        await self._uplink.flush(ANSWER_S)
         for view in self._state.workers.values():
             if view.state.alive and view.pid:
                 self._nursery.signal(view.pid, SIGKILL)
-        if self.proxy_pid:
+        if self._uplink.proxy_pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.proxy_pid, SIGKILL)
+                os.kill(self._uplink.proxy_pid, SIGKILL)
         remove_tree(self._config.shm_dir)
         remove_tree(self._config.tmp_dir)
         os.kill(os.getpid(), SIGKILL)

@@ -53,10 +53,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """The last failure, and how often it came in a row."""
+    """The last failure, how often it came in a row, and what was before it."""
 
     failure: Failure | None = None
     count: int = 0
+    before: tuple[Failure | None, int] = (None, 0)
 
     def extend(self, failure: Failure) -> "Streak":
         """Return the streak after one more failure."""
@@ -65,7 +66,14 @@ class Streak:
             and failure.signature is not None
             and failure.signature == self.failure.signature
         )
-        return Streak(failure, self.count + 1 if same else 1)
+        return Streak(failure, self.count + 1 if same else 1, (self.failure, self.count))
+
+    def correct(self, failure: Failure) -> "Streak":
+        """Return the streak if the last failure turns out to be another one.
+
+        The first noticed is often a peer of the one that failed first, and a different peer each time.
+        """
+        return Streak(*self.before).extend(failure)
 
     @property
     def hopeless(self) -> bool:

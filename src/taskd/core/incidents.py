@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from taskd.core.status import IncidentStatus, PhaseName
 
+RECOVERING = "recovering"
+
 ORDER = (
     PhaseName.DETECT,
     PhaseName.DECIDE,
@@ -34,7 +36,7 @@ class Incident:
     generation: int
     strategy: str = "restart"
     reason: str = ""
-    outcome: str = "recovering"
+    outcome: str = RECOVERING
     failed_stamp: float = 0.0
     marks: dict[PhaseName, float] = field(default_factory=dict)
 
@@ -72,3 +74,11 @@ class Incident:
             phases_ms=self.phases_ms(),
             started_at=self.started_at,
         )
+
+
+def close_left_open(incident: Incident) -> Incident:
+    """Say of an incident, found open by a newborn manager, that nobody saw its end.
+
+    What its predecessor was in the middle of goes on, or comes up again as an incident of its own.
+    """
+    return replace(incident, outcome="interrupted by the end of the manager")

@@ -56,6 +56,7 @@ from taskd.core.status import JobPhase, PhaseName
 
 FINISH_ORDER = "finish"
 FINISH_MARGIN_S = 10.0
+REACH_S = 5.0
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
@@ -79,6 +80,16 @@ def step(job: Job, event: Event) -> Outcome:
             assert_never(event)
 
 
+def take_over(job: Job, incidents: int, ending: Ending | None) -> Job:
+    """Return the job of a newborn manager, given what its predecessor wrote down.
+
+    An ending that was decided stays decided: agents that were told are gone and cannot tell about it.
+    """
+    if ending is None:
+        return replace(job, incidents=incidents)
+    return replace(job, incidents=incidents, ending=ending, phase=JobPhase.FINISHING, reason=ending.reason)
+
+
 # --- nodes come and go -----------------------------------------------------------------------------------
 
 
@@ -98,17 +109,30 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         phase=announce.phase,
         generation=announce.generation,
         free_port=announce.free_port,
+        finished=announce.phase is NodePhase.FINISHED,
         workers={view.rank: view for view in announce.workers},
     )
     job = _with_node(job, node)
     if job.ending is not None:
-        return job, (SendOrder(key, _finish_order(job, job.ending)),)
+        finish = _finish_order(job, job.ending)
+        job, effects = _finishing(job, event.now)
+        return job, (SendOrder(key, finish), *effects)
     if job.phase is JobPhase.GATHERING:
         return _gather(job, event.now, event.stamp)
-    reborn = known is not None and known.incarnation != event.incarnation
-    if reborn and _is_member(job, key):
-        if job.phase is JobPhase.STOPPING:
-            return _stopping(job, event.now)
+    if job.phase is JobPhase.STOPPING and _is_member(job, key):
+        # It may have been out of reach when the others were told to stop.
+        down = _is_down(node, job.generation)
+        stop: tuple[Effect, ...] = () if down else (SendOrder(key, _stop_order(job, job.reason)),)
+        job, effects = _stopping(job, event.now)
+        return job, (*stop, *effects)
+    if not _is_member(job, key):
+        return job, _stop_leftovers(job, node)
+    if node.generation == job.generation and node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
+        # The same processes in another conversation; an answer may have been lost with the old one.
+        job, effects = _starting(job, event.now)
+        job, more = _adopt_failures(job, event.now, event.stamp, key)
+        return job, (*effects, *more)
+    if known is not None and known.incarnation != event.incarnation:
         what = f"the agent of node {_node_label(job, key)} was replaced; its processes are gone"
         return _fault(job, event.now, event.stamp, "agent", Culprit(key, what, ExitCode.FAILED))
     return _adopt_failures(job, event.now, event.stamp, key)
@@ -121,7 +145,7 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
     job = _with_node(job, replace(node, lost=event.why))
     match job.phase:
         case JobPhase.FINISHING:
-            return _finishing(job)
+            return _finishing(job, event.now)
         case JobPhase.STOPPING:
             return _stopping(job, event.now)
         case JobPhase.STARTING | JobPhase.RUNNING if _is_member(job, event.node):
@@ -146,14 +170,17 @@ def _gather(job: Job, now: float, stamp: float) -> Outcome:
 def _resume(job: Job, now: float, stamp: float) -> Outcome:
     """Go on where a manager before this one stopped."""
     usable = {node.key: node for node in job.nodes.values() if node.usable}
-    newest = max(usable.values(), key=lambda node: node.generation)
-    plan = newest.announce.plan
-    if plan is None:
-        return _begin(replace(job, generation=newest.generation), now)
+    # A node may obey a generation without having its plan: it was only told to stop it, or it waits for older
+    # processes to end. So the newest generation and the newest plan are looked for separately.
+    generation = max(node.generation for node in usable.values())
+    plans = [node.announce.plan for node in usable.values() if node.announce.plan is not None]
+    if not plans:
+        return _begin(replace(job, generation=generation), now)
+    plan = max(plans, key=lambda each: each.generation)
     job = replace(
         job,
         plan=plan,
-        generation=plan.generation,
+        generation=generation,
         restarts=plan.restart_count,
         budget=replace(job.budget, used=dict(plan.faults)),
         joins=any(view.state is WorkerState.JOINED or view.step >= 0 for view in _views(job)),
@@ -171,17 +198,35 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         and node.phase is NodePhase.STOPPED
     ]
     stopped = any(node.phase in (NodePhase.STOPPING, NodePhase.STOPPED) for node in current)
-    if not stopped and len(current) + len(waiting) == len(plan.places):
+    whole = len(current) + len(waiting) == len(plan.places) and plan.generation == generation
+    if whole and not stopped:
         job = replace(job, phase=JobPhase.STARTING, reason="the manager was replaced; going on")
         job, orders = _order_start(job, plan, waiting)
         job, more = _starting(job, now)
+        for node in usable.values():
+            more = (*more, *(() if _is_member(job, node.key) else _stop_leftovers(job, node)))
         for node in current:
             job, failed = _adopt_failures(job, now, stamp, node.key)
             more = (*more, *failed)
         return job, (*orders, *more)
+    job = replace(job, phase=JobPhase.RUNNING)
+    for node in current:
+        # The predecessor was stopping because of this; it costs what it would have cost then.
+        found, effects = _adopt_failures(job, now, stamp, node.key)
+        if found.phase is not JobPhase.RUNNING:
+            return found, effects
     what = "the manager was replaced in the middle of a restart"
     culprit = Culprit("", what, ExitCode.FAILED)
-    return _fault(replace(job, phase=JobPhase.RUNNING), now, stamp, "manager", culprit)
+    return _fault(job, now, stamp, "manager", culprit)
+
+
+def _stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
+    """Have a node that was out of reach stop what it still runs of a plan that was given up meanwhile."""
+    if node.phase not in (NodePhase.STARTING, NodePhase.RUNNING):
+        return ()
+    why = f"the job went on without this node; it is at generation {job.generation}"
+    stop = Stop(f"{node.generation}/stop", node.generation, job.options.stop_grace_s, why)
+    return (SendOrder(node.key, stop),)
 
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
@@ -192,7 +237,15 @@ def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
     for view in node.workers.values():
         if view.state is WorkerState.FAILED and view.exit is not None and node.generation == job.generation:
             report = WorkerExited(
-                job.generation, view.rank, view.local_rank, view.pid, view.exit, view.step, 0.0, now, log=view.log
+                job.generation,
+                view.rank,
+                view.local_rank,
+                view.pid,
+                view.exit,
+                view.step,
+                0.0,
+                now,
+                log=view.log,
             )
             return _worker_exited(job, Reported(now, stamp, key, node.incarnation, report), report)
     return _finished_or(job, now)
@@ -212,7 +265,8 @@ def _reported(job: Job, event: Reported) -> Outcome:
         case OrderDone(order=order):
             if order != FINISH_ORDER:
                 return job, ()
-            return _finishing(_with_node(job, replace(node, finished=True)))
+            job = _with_node(job, replace(node, finished=True))
+            return _stopping(job, event.now) if job.ending is None else _finishing(job, event.now)
         case Beat():
             if report.generation != job.generation:
                 return job, ()
@@ -225,7 +279,9 @@ def _reported(job: Job, event: Reported) -> Outcome:
             job = _progressed(job, event.node, report.rank, report.joined, report.step)
             return _after_progress(job, event.now)
         case WorkersStarted():
-            if report.generation != job.generation:
+            # Compared with the node, not with the job: a newborn manager has no generation while it gathers,
+            # and what happens meanwhile must be in its picture.
+            if report.generation < node.generation:
                 return job, (_stale(event.node, report.generation, job),)
             views = {view.rank: _newer(node.workers.get(view.rank), view) for view in report.workers}
             job = _with_node(
@@ -235,12 +291,15 @@ def _reported(job: Job, event: Reported) -> Outcome:
         case WorkerExited():
             return _worker_exited(job, event, report)
         case WorkersStopped():
+            if report.generation < node.generation:
+                # The answer to an older order: what was ordered since is on its way or running already.
+                return job, (_stale(event.node, report.generation, job),)
             job = _with_node(
                 job,
                 replace(
                     node,
                     phase=NodePhase.STOPPED,
-                    generation=max(node.generation, report.generation),
+                    generation=report.generation,
                     free_port=report.free_port,
                     workers={rank: _stopped(view) for rank, view in node.workers.items()},
                 ),
@@ -251,14 +310,14 @@ def _reported(job: Job, event: Reported) -> Outcome:
 
 
 def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
-    if report.generation != job.generation:
-        return job, (_stale(event.node, report.generation, job),)
     node = job.nodes[event.node]
+    if report.generation != node.generation:
+        return job, (_stale(event.node, report.generation, job),)
     state = WorkerState.SUCCEEDED if report.exit.ok else WorkerState.FAILED
-    view = WorkerView(
-        report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log
-    )
+    view = WorkerView(report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log)
     job = _with_node(job, replace(node, workers={**node.workers, report.rank: view}))
+    if report.generation != job.generation or not _is_member(job, event.node):
+        return job, ()  # kept for a manager that still gathers; of no consequence otherwise
     if report.exit.ok:
         return _finished_or(job, event.now)
     what = f"rank {report.rank} (node {_node_label(job, event.node)}, pid {report.pid}) {describe_exit(report.exit)}"
@@ -294,8 +353,8 @@ def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Fa
         step=report.step,
         failed_stamp=report.failed_stamp,
     )
-    streak = replace(job.streak, failure=failure)
-    return replace(job, incident=incident, culprit=culprit, streak=streak), (RecordIncident(incident),)
+    job = replace(job, incident=incident, culprit=culprit, streak=job.streak.correct(failure))
+    return job, (RecordIncident(incident),)
 
 
 # --- the course of a restart -----------------------------------------------------------------------------
@@ -339,7 +398,7 @@ def _fault(
         culprit=culprit,
         streak=job.streak.extend(failure) if failure else job.streak,
     )
-    stop = Stop(f"{job.generation}/stop", job.generation, job.options.stop_grace_s, culprit.what)
+    stop = _stop_order(job, culprit.what)
     for key, node in job.nodes.items():
         if node.usable and _is_member(job, key):
             effects.append(SendOrder(key, stop))
@@ -399,7 +458,8 @@ def _begin(job: Job, now: float) -> Outcome:
         return job, ()
     first = chosen[0]
     plan = Plan(
-        generation=job.generation + 1,
+        # Also above what a node reached under a manager that this one never heard of.
+        generation=1 + max(job.generation, *(node.generation for node in chosen)),
         restart_count=job.restarts,
         master_addr=job.options.master_addr or first.announce.addr,
         master_port=job.options.master_port or first.free_port,
@@ -420,9 +480,7 @@ def _begin(job: Job, now: float) -> Outcome:
 def _order_start(job: Job, plan: Plan, nodes: list[Node]) -> Outcome:
     """Order nodes to start, and count them as starting from here on: a stop may overtake their answer."""
     for node in nodes:
-        job = _with_node(
-            job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={})
-        )
+        job = _with_node(job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={}))
     return job, tuple(SendOrder(node.key, Start(f"{plan.generation}/start", plan)) for node in nodes)
 
 
@@ -488,17 +546,29 @@ def _finished_or(job: Job, now: float) -> Outcome:
 
 
 def _finish(job: Job, now: float, ending: Ending) -> Outcome:
-    job = replace(job, phase=JobPhase.FINISHING, reason=ending.reason, since=now, ending=ending)
-    orders = tuple(SendOrder(key, _finish_order(job, ending)) for key, node in job.nodes.items() if node.usable)
-    job, effects = _finishing(job)
-    return job, (*orders, *effects)
+    closed: tuple[Effect, ...] = ()
+    if job.incident is not None:
+        closed = (RecordIncident(replace(job.incident, strategy="exit", outcome="job ended")),)
+    job = replace(
+        job, phase=JobPhase.FINISHING, reason=ending.reason, since=now, ending=ending, incident=None
+    )
+    orders = tuple(
+        SendOrder(key, _finish_order(job, ending)) for key, node in job.nodes.items() if node.usable
+    )
+    job, effects = _finishing(job, now)
+    return job, (*closed, *orders, *effects)
 
 
-def _finishing(job: Job) -> Outcome:
+def _finishing(job: Job, now: float) -> Outcome:
     if job.phase is not JobPhase.FINISHING or job.ending is None:
         return job, ()
     if any(node.usable for node in job.nodes.values()):
         return job, ()
+    expected = [place.node for place in job.plan.places] if job.plan else []
+    missing = len(job.nodes) < job.options.min_nodes or any(key not in job.nodes for key in expected)
+    given_up = job.ending.code == ExitCode.NODES_MISSING or now - job.since >= REACH_S
+    if missing and not given_up:
+        return job, ()  # a newborn manager: agents that are there may not have found it yet
     return replace(job, phase=JobPhase.ENDED), (EndJob(job.ending),)
 
 
@@ -518,11 +588,17 @@ def _ticked(job: Job, now: float) -> Outcome:
             if job.ending is None:
                 return job, ()
             return replace(job, phase=JobPhase.ENDED), (EndJob(job.ending),)
+        case JobPhase.FINISHING:
+            return _finishing(job, now)
         case _:
             return job, ()
 
 
 # --- small readers ---------------------------------------------------------------------------------------
+
+
+def _stop_order(job: Job, why: str) -> Stop:
+    return Stop(f"{job.generation}/stop", job.generation, job.options.stop_grace_s, why)
 
 
 def _finish_order(job: Job, ending: Ending) -> Finish:
@@ -584,6 +660,4 @@ def _progressed(job: Job, key: str, rank: int, joined: bool, at_step: int) -> Jo
         return job
     workers = {**node.workers, rank: replace(view, state=state, step=max(at_step, view.step))}
     job = _with_node(job, replace(node, workers=workers))
-    return replace(
-        job, joins=job.joins or state is WorkerState.JOINED, steps=job.steps or at_step >= 0
-    )
+    return replace(job, joins=job.joins or state is WorkerState.JOINED, steps=job.steps or at_step >= 0)

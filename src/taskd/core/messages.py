@@ -256,9 +256,14 @@ class WorkerOrderDone:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A proxy tells its children which manager they now speak to; empty while there is none."""
+    """Tells an agent which manager it now speaks to; empty while there is none.
+
+    It comes from the proxy, and with ``anew`` from a manager that had given the node up: the agent then says
+    everything again, in a conversation of its own, so that nothing of the old one can be mistaken for it.
+    """
 
     incarnation: str
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

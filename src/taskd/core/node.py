@@ -163,9 +163,7 @@ class RefuseOrder:
     why: str
 
 
-NodeEffect = (
-    Execute | SpawnProcesses | SignalProcesses | Tell | TellStopped | DoFault | Leave | RefuseOrder
-)
+NodeEffect = Execute | SpawnProcesses | SignalProcesses | Tell | TellStopped | DoFault | Leave | RefuseOrder
 Outcome = tuple[NodeState, tuple[NodeEffect, ...]]
 
 
@@ -201,7 +199,9 @@ def _ordered(node: NodeState, now: float, order: Order) -> Outcome:
         case Stop():
             if order.generation < node.generation:
                 return node, (_stale(order.order, node),)
-            node = _remember(replace(node, generation=order.generation), order.order)
+            # A plan that waits for older processes to end is stopped before it began.
+            stopped = replace(node, generation=order.generation, waiting_plan=None)
+            node = _remember(stopped, order.order)
             node, effects = _stop(node, now, order.grace_s)
             return node, (Execute(order.order, order.generation), *effects)
         case Finish():
@@ -222,6 +222,8 @@ def _answer_again(node: NodeState, order: Order) -> tuple[NodeEffect, ...]:
             return (Tell(WorkersStarted(node.generation, tuple(node.workers.values()))),)
         case Stop() if node.phase is NodePhase.STOPPED and order.generation == node.generation:
             return (TellStopped(node.generation),)
+        case Finish() if node.phase is NodePhase.FINISHED:
+            return (Tell(OrderDone(order.order, ok=True)),)
         case _:
             return ()
 
@@ -295,7 +297,9 @@ def _spawn_failed(node: NodeState, event: SpawnFailed) -> Outcome:
         error=event.error,
         place="spawn",
     )
-    return replace(node, phase=NodePhase.RUNNING), (Tell(report),)
+    # The view outlives the report: a manager that takes over must see that this generation failed.
+    view = WorkerView(report.rank, 0, 0, WorkerState.FAILED, exit=report.exit)
+    return replace(node, phase=NodePhase.RUNNING, workers={**node.workers, view.rank: view}), (Tell(report),)
 
 
 def _exited(node: NodeState, report: WorkerExited) -> Outcome:
@@ -304,9 +308,7 @@ def _exited(node: NodeState, report: WorkerExited) -> Outcome:
     state = WorkerState.SUCCEEDED if report.exit.ok else WorkerState.FAILED
     if node.phase is NodePhase.STOPPING and not report.exit.ok:
         state = WorkerState.STOPPED
-    view = WorkerView(
-        report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log
-    )
+    view = WorkerView(report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log)
     node = replace(node, workers={**node.workers, report.rank: view})
     effects: tuple[NodeEffect, ...] = ()
     if node.phase in (NodePhase.STARTING, NodePhase.RUNNING) or report.failed_stamp:

@@ -18,7 +18,7 @@ import msgspec
 from taskd.kit.lifeline import FD_VARIABLE, parse_note
 from taskd.kit.roles import CONFIG_VARIABLE
 
-SILENT_S = 10.0
+SILENT_S = 6.0
 START_S = 60.0
 FIRST_DELAY_S, LAST_DELAY_S, CALM_S = 0.0, 5.0, 30.0
 

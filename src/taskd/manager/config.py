@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions, ScheduledFault
 
-NODE_LOST_S = 10.0
+# Longer than a launcher needs to replace a proxy that hangs: the node behind it is well.
+NODE_LOST_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)

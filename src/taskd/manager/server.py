@@ -55,6 +55,7 @@ from taskd.core.messages import (
 )
 from taskd.core.status import IncidentStatus, JobStatus
 from taskd.kit import jobs
+from taskd.kit.failpoints import failpoint
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.kit.machine import boot_id
@@ -80,6 +81,8 @@ STALL_S = 2.0
 STATUS_EVERY_S = 1.0
 CALL_LIMIT_S = 15.0
 LAST_WORDS_S = 0.2
+SOON_S = 0.005
+ASK_EVERY_S = 1.0
 
 
 class Manager:
@@ -101,6 +104,7 @@ class Manager:
         self._proxy_pids: dict[str, int] = {}
         self._channels: dict[str, Channel[Message]] = {}
         self._seen: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
         self._paused: frozenset[int] = frozenset()
         self._incidents: dict[int, IncidentStatus] = {}
         self._order_waiters: dict[str, asyncio.Future[OrderDone]] = {}
@@ -162,9 +166,14 @@ class Manager:
         for node, seen in list(self._seen.items()):
             channel = self._channels.get(node)
             if channel is not None and now - seen > self._config.node_lost_s:
-                self._seen.pop(node)
                 why = f"no sign of life for {self._config.node_lost_s:g} s"
-                self._apply(NodeLost(now, time.time(), node, channel.peer, why))
+                self._give_up(node, channel, why, now)
+
+    def _give_up(self, node: str, channel: Channel[Message], why: str, now: float) -> None:
+        """Count a node as lost; if it speaks again it must announce itself again."""
+        self._seen.pop(node, None)
+        self._channels.pop(node, None)
+        self._apply(NodeLost(now, time.time(), node, channel.peer, why))
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -198,10 +207,9 @@ class Manager:
                 return message.node
             case AgentGone():
                 self._log.warning("agent_gone", node=message.node)
-                self._seen.pop(message.node, None)
-                self._apply(
-                    NodeLost(now, time.time(), message.node, message.agent_incarnation, "its agent died")
-                )
+                channel = self._channels.get(message.node)
+                if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
+                    self._give_up(message.node, channel, "its agent died", now)
             case Progress():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
@@ -243,6 +251,7 @@ class Manager:
         if channel is None or channel.peer != packet.sender:
             if not isinstance(packet.message, Announce) or packet.receiver != self.incarnation:
                 self._log.info("refused", src=envelope.src, kind=envelope.kind, why="not announced yet")
+                self._ask_anew(node, packet.receiver, now)
                 return
             channel = Channel(self.incarnation, packet.sender)
             self._channels[node] = channel
@@ -250,10 +259,26 @@ class Manager:
         received = channel.receive(packet, now)
         if received.refused:
             self._log.info("refused", src=envelope.src, kind=envelope.kind, why=received.refused)
+        reports = [m for m in received.messages if isinstance(m, WorkersStarted | WorkersStopped)]
+        if reports:
+            failpoint("manager.reported")
         for message in received.messages:
             self._understand(node, channel.peer, message, now)
         if received.owes_ack:
             self._push(node, pack_packet(*self._heading(node), channel.acknowledge()))
+        if reports:
+            asyncio.get_running_loop().call_later(SOON_S, failpoint, "manager.acknowledged")
+
+    def _ask_anew(self, node: str, meant: str, now: float) -> None:
+        """Ask an agent that was given up, and is there after all, to announce itself again."""
+        if meant != self.incarnation or now - self._asked.get(node, 0.0) < ASK_EVERY_S:
+            return
+        self._asked[node] = now
+        question = Upstream(self.incarnation, anew=True)
+        self._push(
+            node,
+            pack(self._config.job, MANAGER, agent_address(node), question, sender=self.incarnation),
+        )
 
     def _understand(self, node: str, incarnation: str, message: Message, now: float) -> None:
         stamp = time.time()
@@ -285,8 +310,9 @@ class Manager:
         """Take the launcher's wishes where the manager was started without any."""
         if not self._config.adopt_options or announce.options is None or self.job.nodes:
             return
-        mine = self.job.options
-        options = replace(announce.options, min_nodes=mine.min_nodes, max_nodes=mine.max_nodes)
+        mine, options = self.job.options, announce.options
+        if mine.max_nodes:  # 0: a manager.py that leaves the number of nodes to the launchers
+            options = replace(options, min_nodes=mine.min_nodes, max_nodes=mine.max_nodes)
         self.job = replace(self.job, options=options, budget=Budget(options.max_restarts))
 
     def _boot_of(self, node: str) -> str:
@@ -326,7 +352,9 @@ class Manager:
         if channel is None:
             return
         packet = channel.send(order, time.monotonic())
+        failpoint("manager.deciding")
         self._push(node, pack_packet(*self._heading(node), packet))
+        asyncio.get_running_loop().call_later(SOON_S, failpoint, "manager.sent")
 
     def _heading(self, node: str) -> tuple[str, str, str, int]:
         return self._config.job, MANAGER, agent_address(node), self.job.generation

@@ -18,13 +18,18 @@ from taskd.core.messages import (
     LocalHello,
     OrderDone,
     ProxyHello,
+    Start,
+    Stop,
     Upstream,
     WorkerOrder,
     WorkerOrderDone,
+    WorkersStarted,
+    WorkersStopped,
     agent_address,
     proxy_address,
 )
 from taskd.core.routing import ALL_RANKS, Hop, decide_route
+from taskd.kit.failpoints import failpoint
 from taskd.kit.logs import Log
 from taskd.links.local import LocalLink, serve_local
 from taskd.links.rpc import ClientStream, connect_rpc
@@ -42,6 +47,9 @@ from taskd.wire.envelope import (
 KEPT_MESSAGES = 4096
 WORKER_ORDER_LIMIT_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
+SOON_S = 0.005
+ORDERS = frozenset({Start.__name__, Stop.__name__})
+REPORTS = frozenset({WorkersStarted.__name__, WorkersStopped.__name__})
 
 
 @dataclass(slots=True)
@@ -129,8 +137,12 @@ class Proxy:
             case Hop.SELF:
                 self._for_me(envelope)
             case Hop.AGENT:
+                if envelope.kind in ORDERS:
+                    failpoint("proxy.delivered")
                 if self._agent is not None:
                     self._agent.send(data)
+                if envelope.kind in ORDERS:
+                    failpoint("proxy.forwarded")
             case Hop.WORKERS:
                 self._order_workers(envelope, data, route.rank)
             case Hop.UP | Hop.NOWHERE:
@@ -199,7 +211,11 @@ class Proxy:
         route = decide_route(self._config.node, envelope.dst, from_above=False)
         match route.hop:
             case Hop.UP:
+                if envelope.kind in REPORTS:
+                    failpoint("proxy.reporting")
                 self._send(data)
+                if envelope.kind in REPORTS:
+                    asyncio.get_running_loop().call_later(SOON_S, failpoint, "proxy.reported")
             case Hop.AGENT:
                 if self._agent is not None:
                     self._agent.send(data)

@@ -67,6 +67,11 @@ class Checks:
             self.note("BROKEN", broken)
             raise InvariantBroken(f"at {self.now:.3f} s: {broken}")
 
+    @property
+    def generations(self) -> int:
+        """Return how many generations were started."""
+        return len(self._plans)
+
     # --- processes ---------------------------------------------------------------------------------------
 
     def alive(self, node: str | None = None) -> list[Process]:
@@ -74,7 +79,7 @@ class Checks:
         return [each for each in self.processes if node is None or each.node == node]
 
     def born(self, process: Process) -> None:
-        """A process exists: no other generation may run beside it."""
+        """Note a birth: no other generation may run beside it."""
         self.processes.append(process)
         for other in self.processes:
             if other.generation == process.generation:
@@ -90,12 +95,12 @@ class Checks:
             )
 
     def died(self, process: Process) -> None:
-        """A process is gone."""
+        """Note a death."""
         process.alive = False
         self.processes.remove(process)
 
     def give_up(self, node: str) -> None:
-        """The manager counts a node as lost: what runs there, or will until it hears, is nobody's promise."""
+        """Note that the manager counts a node as lost: nobody promises anything about what runs there."""
         for process in self.processes:
             if process.node == node:
                 process.given_up = True
@@ -103,7 +108,7 @@ class Checks:
     # --- orders ------------------------------------------------------------------------------------------
 
     def execute(self, incarnation: str, order: str, generation: int) -> None:
-        """An agent carries out an order: once, and never of an older generation."""
+        """Note that an agent carries out an order: once, and never of an older generation."""
         ledger = self._executed.setdefault(incarnation, set())
         self.require(order not in ledger, f"{incarnation} carries out {order} twice")
         ledger.add(order)
@@ -113,13 +118,13 @@ class Checks:
             self._started[incarnation] = generation
 
     def saw(self, incarnation: str, generation: int) -> None:
-        """An agent's generation never goes back."""
+        """Note the generation that an agent obeys: it never goes back."""
         before = self._seen.get(incarnation, 0)
         self.require(generation >= before, f"{incarnation} went back from {before} to {generation}")
         self._seen[incarnation] = generation
 
     def spawn(self, incarnation: str, plan: Plan, reachable: Iterable[str]) -> None:
-        """An agent makes the processes of a plan: the same plan as everybody in this generation."""
+        """Note the plan that an agent makes processes of: one generation is one plan."""
         known = self._plans.get(plan.generation)
         if known is None or (known[0] != plan and not known[1].intersection(reachable)):
             self._plans[plan.generation] = (plan, {incarnation})

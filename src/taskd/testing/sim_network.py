@@ -3,9 +3,9 @@
 A simulation is a heap of things that will happen. Nothing in it reads a clock or starts a thread, and all
 chance comes from one seeded generator, so a seed is a whole run and can be looked at again.
 
-A link is a connection, as TCP or a unix socket is one: it keeps its order and repeats nothing, until it breaks.
-Then an end of what was under way is lost, the beginning may still arrive, possibly after a new connection is
-in use, and each side learns of it when it does. Loss, repetition and reordering come from there.
+A link is a connection, as TCP or a unix socket is one: it keeps its order and repeats nothing, until it
+breaks. Then the end of what was under way is lost, the beginning may still arrive, possibly after a new
+connection is in use, and each side learns of it when it does. Loss, repetition and reordering come of it.
 """
 
 import heapq

@@ -108,6 +108,12 @@ class Worker:
             self._stepped = True
             self._say(Progress(self._env.generation, self._env.rank, joined=True, step=step))
 
+    def close(self) -> None:
+        """Leave the job; what is called after this does nothing."""
+        self._forget()
+        self._pid = -1
+        self._page.close()
+
     # --- link --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:

@@ -7,7 +7,6 @@ The manager is the real one in its own process. One other process holds the thou
 import contextlib
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+from jobrun import free_port
 from table import Result, tell
 
 from taskd.cli.client import call
@@ -46,7 +46,7 @@ def measure_fleet(*, quick: bool, home: Path) -> Result:
 def _measure(
     result: Result, home: Path, proxies: int, workers: int, orders: int, *, beats: bool
 ) -> list[float]:
-    port = _free_port()
+    port = free_port()
     address = f"{LOCAL_HOST}:{port}"
     with _manager(port, proxies, home) as manager, _fleet(address, proxies, workers, beats=beats) as fleet:
         began = time.monotonic()
@@ -153,10 +153,3 @@ def _rss_mb(pid: int) -> float:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     return float("nan")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((LOCAL_HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port

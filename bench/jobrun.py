@@ -8,6 +8,7 @@ is stamped with, the manager's timeline and the lines of the scripts can be comp
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from taskd.core.launch import LOCAL_HOST
 from taskd.core.status import IncidentStatus
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -144,6 +146,14 @@ def read_marks(path: Path) -> Marks | None:
         return None
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind((LOCAL_HOST, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
 def children(pid: int) -> set[int]:
     """Return the children of a process."""
     try:
@@ -162,7 +172,6 @@ def run_taskd(
     args: Sequence[str] = (),
     *,
     spares: int = 0,
-    flags: Sequence[str] = (),
 ) -> Iterator[Contestant]:
     """Run a script under ``taskd run`` until the block ends."""
     words = [
@@ -174,7 +183,8 @@ def run_taskd(
         str(ranks),
         "--spares",
         str(spares),
-        *flags,
+        "--manager-port",
+        str(free_port()),
     ]
     with _run(home, name, ranks, [*words, str(SCRIPTS / script), *args], {}) as job:
         yield job

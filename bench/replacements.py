@@ -41,7 +41,7 @@ def measure_replacements(*, quick: bool, home: Path) -> Result:
             tell(f"{number} of {kills} kills each")
     for name in ("warm", "cold"):
         limit = 100.0 if name == "warm" else None
-        label = "warm spare" if name == "warm" else "cold, beside it"
+        label = f"warm{f', {fresh} FRESH' if fresh else ''}" if name == "warm" else "cold beside it"
         result.add(f"start order to the user's first line, {label}", samples[name, "first"], median=limit)
         result.add(f"  slowest of {RANKS} ranks, {label}", samples[name, "last"])
         result.add(f"  kill to first line of all ranks, {label}", samples[name, "kill"])

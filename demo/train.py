@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step, to have time to look")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step")
     parser.add_argument("--checkpoint", type=Path, required=True)
     args = parser.parse_args()
 

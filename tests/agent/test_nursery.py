@@ -397,7 +397,7 @@ async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
     agent_script.write_text(AGENT)
     command = [sys.executable, str(agent_script), str(tmp_path), str(script)]
     said = tmp_path / "agent.out"
-    with said.open("w") as out, subprocess.Popen(command, stdout=out) as agent:  # noqa: ASYNC220 - as above.
+    with said.open("w") as out, subprocess.Popen(command, stdout=out) as agent:
         await until(lambda: said.read_text().endswith("\n"))
         words = said.read_text().split()
         outputs = [tmp_path / f"{number}.out" for number in range(3)]

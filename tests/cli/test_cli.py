@@ -582,7 +582,7 @@ def test_stop_waits_until_the_launcher_is_gone(
 
     assert 0 == main(["stop"])
     assert launcher.wait(timeout=5) is not None
-    assert [("stop", {"why": "taskd stop", "code": 143})] == manager.calls
+    assert [("stop", {"why": "stopped by `taskd stop`", "code": 143})] == manager.calls
     assert "taskd: stopping job train\ntaskd: job train has ended\n" == capsys.readouterr().err
 
 

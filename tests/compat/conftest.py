@@ -21,11 +21,8 @@ class OwnTorch:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.bin = root / "bin"
-        self.site = Path(
-            subprocess.check_output(
-                [self.bin / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
-            ).strip()
-        )
+        ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        self.site = Path(subprocess.check_output([self.bin / "python", "-c", ask], text=True).strip())
 
     @property
     def run_py(self) -> Path:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,11 +17,13 @@ import pytest
 
 import taskd.agent.legacy
 import taskd.manager.legacy
+import taskd.proxy.legacy
 import taskd.worker.legacy
 from taskd import api
 from taskd.agent.callbacks import Look, MissingCallbackError, parse_monitor
 from taskd.core.exits import Exit
 from taskd.kit import container, sidecar
+from taskd.kit.jobs import read_start_ticks
 from taskd.proxy.config import ProxyConfig
 
 # Name, parameters with their defaults, and the annotation of the answer where it is documented.
@@ -256,8 +259,8 @@ def test_a_manager_whose_port_is_taken_is_false_and_one_line() -> None:
         )
 
     assert "True False\n" == done.stdout
-    assert ["start_taskd_manager: ", 1] == [done.stderr[:21], done.stderr.count("in use; ")]
-    assert Path("taskd_log/manager.log").exists()
+    assert done.stderr.startswith("start_taskd_manager: cannot listen on 127.0.0.1:")
+    assert 1 == done.stderr.count("\n")
 
 
 def test_the_log_directory_is_private_and_a_bad_one_costs_one_line(
@@ -337,6 +340,50 @@ def test_a_proxy_starts_once_and_ends(lines: Callable[[], list[str]], tmp_path: 
     assert api.destroy_taskd_proxy() is True
     assert not Path(f"/proc/{pid}").exists()
     assert not Path(container.socket_path("9602")).exists()
+
+
+PROXY_SCRIPT = """
+import threading, time
+from taskd.api import init_taskd_proxy
+from taskd.kit.sidecar import sidecar
+thread = threading.Thread(target=init_taskd_proxy, args=({"UpstreamPort": "1"},), daemon=True)
+thread.start()
+thread.join()
+print(sidecar.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_proxy_outlives_the_thread_that_asked_for_it_but_not_the_process(tmp_path: Path) -> None:
+    """Users call init in a thread, which ends; and kill -9 of their process must not leave a proxy behind."""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    script = [sys.executable, "-c", PROXY_SCRIPT]
+    with subprocess.Popen(script, env=env, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(0.3)  # the kernel would have ended it by now
+        assert read_start_ticks(pid) is not None
+        parent.kill()
+
+    deadline = time.monotonic() + 10
+    while read_start_ticks(pid) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_port_that_is_served_already_is_false_and_one_line(
+    lines: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    """Two proxies at one socket would each hold half of the container."""
+    path = container.socket_path("9602")
+    Path(path).parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+
+        assert api.init_taskd_proxy({}) is False
+    assert 1 == len(lines())
+    assert "choose another ListenPort" in lines()[0]
 
 
 def test_a_proxys_config_is_what_its_process_reads(monkeypatch: pytest.MonkeyPatch) -> None:

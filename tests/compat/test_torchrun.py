@@ -1,5 +1,6 @@
 """The documented path: the seeds' sed line, manager.py, and plain torchrun."""
 
+import contextlib
 import json
 import os
 import signal
@@ -100,10 +101,8 @@ def run_block(own: OwnTorch, home: Path, block: str, **more: str) -> subprocess.
     try:
         out, err = process.communicate(timeout=100)
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -117,7 +116,9 @@ def test_the_seeds_sed_line_may_run_twice(patched: OwnTorch) -> None:
 
 
 @pytest.mark.parametrize("manager_first", [True, False])
-def test_the_seeds_block_recovers_a_killed_rank(patched: OwnTorch, tmp_path: Path, manager_first: bool) -> None:
+def test_the_seeds_block_recovers_a_killed_rank(
+    patched: OwnTorch, tmp_path: Path, manager_first: bool
+) -> None:
     """manager.py before or after torchrun: a killed rank costs a restart, and the job ends with 0."""
     torchrun = "torchrun --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 "
     torchrun += "--master_port $((TASKD_MANAGER_PORT - 1)) train.py"
@@ -149,12 +150,13 @@ def test_without_a_manager_torchrun_is_stock(patched: OwnTorch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("flags", "expected"), [("--max_restarts 0", "0"), ("--max-restarts=5", "5")])
-def test_the_users_max_restarts_is_kept(
-    patched: OwnTorch, tmp_path: Path, flags: str, expected: str
-) -> None:
+def test_the_users_max_restarts_is_kept(patched: OwnTorch, tmp_path: Path, flags: str, expected: str) -> None:
     """A given 0 means 0, although torch's own default is 0 too."""
     done = run_block(
-        patched, tmp_path, f"torchrun --standalone --nproc_per_node 1 {flags} train.py", TASKD_PROCESS_ENABLE="off"
+        patched,
+        tmp_path,
+        f"torchrun --standalone --nproc_per_node 1 {flags} train.py",
+        TASKD_PROCESS_ENABLE="off",
     )
 
     assert 0 == done.returncode, done.stderr

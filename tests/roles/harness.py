@@ -30,7 +30,9 @@ def eventually(ask: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -
 class RunningJob:
     """One ``taskd run`` in a home of its own."""
 
-    def __init__(self, home: Path, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self, home: Path, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
         self.home = home
         self.env = {**os.environ, "TASKD_HOME": str(home / "taskd"), **(env or {})}
         self.env.pop("TASKD_ROLE_CONFIG", None)
@@ -120,6 +122,10 @@ class RunningJob:
 
         result: dict[str, Any] = eventually(reached, f"step {step}")
         return result
+
+    def past_generation(self, generation: int) -> None:
+        """Wait until the job is at a later generation."""
+        eventually(lambda: self.saved_status().get("generation", 0) > generation, "the next generation")
 
     def wait(self, limit_s: float = PATIENCE_S) -> int:
         """Wait for the end; returns the exit code."""

@@ -56,7 +56,7 @@ def test_a_dead_or_hung_manager_or_proxy_does_not_touch_the_training(
 
 
 def test_a_dead_agent_takes_its_workers_along_and_is_replaced(tmp_path: Path) -> None:
-    """kill -9 of the agent: no orphan trains on, the group restarts under a new agent."""
+    """Kill -9 of the agent: no orphan trains on, the group restarts under a new agent."""
     with running(tmp_path, "--nproc-per-node", "2", STEPS, "60", "0.05") as job:
         status = job.at_step(3)
         before = job.pids()
@@ -121,10 +121,7 @@ def test_every_order_is_carried_out_once(tmp_path: Path, point: str) -> None:
             trap.with_suffix(".new").rename(trap)
             os.kill(before[round_number % 2], signal.SIGKILL)
             eventually(lambda: not trap.exists(), f"a death at {point}")
-            eventually(
-                lambda generation=generation: job.saved_status().get("generation", 0) > generation,
-                "the next generation",
-            )
+            job.past_generation(generation)
             job.pids()
         job.cli("stop", "job")
         assert 143 == job.wait()

@@ -29,7 +29,7 @@ def test_a_failing_rank_ends_the_job_with_its_code_and_its_story(tmp_path: Path)
     """With no restarts left: the rank's own code, which rank, what, and where its log is."""
     script = tmp_path / "fail.py"
     script.write_text(
-        "import os, sys, time\nif os.environ['RANK'] == '1':\n    raise ValueError('a bad day')\ntime.sleep(60)\n"
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('a bad day')\ntime.sleep(60)\n"
     )
     with running(tmp_path, "--nproc-per-node", "2", "--max-restarts", "0", str(script)) as job:
         assert 1 == job.wait()
@@ -50,7 +50,7 @@ def test_exit_codes_are_those_of_a_shell(tmp_path: Path, how: str, code: int) ->
 
 
 def test_a_killed_rank_restarts_the_group_and_the_job_ends_well(tmp_path: Path) -> None:
-    """kill -9 of one rank: all get new processes, no step is missing, one incident is told."""
+    """Kill -9 of one rank: all get new processes, no step is missing, one incident is told."""
     with running(tmp_path, "--nproc-per-node", "2", STEPS, "40", "0.05") as job:
         job.at_step(5)
         before = job.pids()
@@ -210,14 +210,38 @@ def test_two_launchers_meet_as_two_nodes(tmp_path: Path) -> None:
             home = tmp_path / f"{backend}{rank}"
             home.mkdir()
             if backend == "static":
-                where = ["--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port + 1)]
+                where = [
+                    "--node-rank",
+                    str(rank),
+                    "--master-addr",
+                    "127.0.0.1",
+                    "--master-port",
+                    str(port + 1),
+                ]
             else:
-                where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port + 1}", "--rdzv-id", "x"]
+                where = [
+                    "--rdzv-backend",
+                    "c10d",
+                    "--rdzv-endpoint",
+                    f"127.0.0.1:{port + 1}",
+                    "--rdzv-id",
+                    "x",
+                ]
             script = home / "env.py"
-            script.write_text("import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GROUP_RANK'])\n")
+            script.write_text(
+                "from os import environ as e\nprint(e['RANK'], e['WORLD_SIZE'], e['GROUP_RANK'])\n"
+            )
             jobs.append(
                 RunningJob(
-                    home, "--nnodes", "2", "--nproc-per-node", "2", "--manager-port", str(port), *where, str(script)
+                    home,
+                    "--nnodes",
+                    "2",
+                    "--nproc-per-node",
+                    "2",
+                    "--manager-port",
+                    str(port),
+                    *where,
+                    str(script),
                 )
             )
             time.sleep(0.2)

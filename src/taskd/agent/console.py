@@ -89,7 +89,7 @@ class Console:
             await asyncio.sleep(BUSY_POLL_S / 10)
         for file in self._files.values():
             self._flush_partial(file)
-        while self._waiting.unfinished_tasks and time.monotonic() < deadline:  # noqa: ASYNC110 - a thread counts.
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             await asyncio.sleep(BUSY_POLL_S / 10)
         return not self._waiting.unfinished_tasks
 

@@ -13,7 +13,8 @@ def do_fault(order: Inject, pid: int, proxy_pid: int) -> tuple[bool, str]:
         return False, f"an agent can kill or hang, not {order.kind}"
     sig = signal.SIGSTOP if order.kind is FaultKind.HANG else signal.SIGKILL
     if order.whole_node:
-        return (True, "the node is lost") if order.kind is FaultKind.KILL else (False, "a node can only be killed")
+        possible = order.kind is FaultKind.KILL
+        return possible, "the node is lost" if possible else "a node can only be killed"
     if order.role == "agent":
         return True, f"the agent gets {sig.name}"
     victim = proxy_pid if order.role == "proxy" else pid

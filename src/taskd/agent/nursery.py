@@ -122,10 +122,10 @@ class Nursery:
         self._serving, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._warm, self._parked, self._hopeless = False, 0, False
         self._sock, theirs = socket.socketpair()
-        self._sock.setblocking(False)  # noqa: FBT003 - positional only.
+        self._sock.setblocking(False)
         fd = theirs.fileno()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a few ms, and no other way to pass a socket.
+            self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "taskd.agent.nursery_main", str(fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(fd,),

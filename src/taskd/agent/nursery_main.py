@@ -105,7 +105,7 @@ class NurseryServer:
             # Whoever stops the whole group means the agent, which stops the workers in good order.
             signal.signal(number, signal.SIG_IGN)
         self._watch_children()
-        self._agent.setblocking(False)  # noqa: FBT003 - positional only.
+        self._agent.setblocking(False)
         self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
         self._watch_agent()
         while self._running:
@@ -332,7 +332,7 @@ class NurseryServer:
 
     def _exec_prepared(self, role: str, sock: socket.socket) -> None:
         for fd in (sock.fileno(), self._log_fd):
-            os.set_inheritable(fd, True)  # noqa: FBT003 - positional only.
+            os.set_inheritable(fd, True)
         words = zygote.command_line(role, sock.fileno(), self._log_fd, os.getppid(), self._warm)
         os.execve(words[0], words, os.environ)
 

@@ -123,7 +123,7 @@ class Uplink:
     async def flush(self, limit_s: float = LAST_WORDS_S) -> None:
         """Give what was told a moment to arrive, before this process goes."""
         deadline = time.monotonic() + limit_s
-        while self.pending and time.monotonic() < deadline:  # noqa: ASYNC110 - short, bounded, and the last
+        while self.pending and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
 
     def _take(self, data: bytes) -> None:

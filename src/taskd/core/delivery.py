@@ -102,3 +102,41 @@ class Channel(Generic[M]):
 
     def _packet(self, seq: int, message: M | None) -> Packet[M]:
         return Packet(self.me, self.peer, seq, self.expected - 1, message)
+
+
+@dataclass(slots=True)
+class Conversations(Generic[M]):
+    """A manager's conversations, at most one with each node.
+
+    One that ended is never taken up again: its announcement may be repeated by a slow link long after the
+    agent acted on orders that it does not mention. Whoever is still there opens another one.
+    """
+
+    me: str
+    _open: dict[str, Channel[M]] = field(default_factory=dict)
+    _former: set[str] = field(default_factory=set)
+
+    def with_node(self, node: str) -> Channel[M] | None:
+        """Return the conversation with a node, if there is one."""
+        return self._open.get(node)
+
+    def all(self) -> list[tuple[str, Channel[M]]]:
+        """Return every conversation with its node."""
+        return list(self._open.items())
+
+    def find(self, node: str, packet: Packet[M], *, opens: bool) -> Channel[M] | None:
+        """Return the conversation of a packet; ``opens`` tells whether the packet may begin one."""
+        channel = self._open.get(node)
+        if channel is not None and channel.peer == packet.sender:
+            return channel
+        if not opens or packet.receiver != self.me or packet.sender in self._former:
+            return None
+        self.end(node)
+        self._open[node] = Channel(self.me, packet.sender)
+        return self._open[node]
+
+    def end(self, node: str) -> None:
+        """Forget the conversation with a node for good."""
+        channel = self._open.pop(node, None)
+        if channel is not None:
+            self._former.add(channel.peer)

@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "the job finished, or the command did what it was asked",
     ExitCode.FAILED: "the job failed; a rank's own exit code takes the place of this one where it has one",
-    ExitCode.USAGE: "wrong flag, value, file, environment or port, or no manager answers; nothing was changed",
+    ExitCode.USAGE: "wrong flag, value, file, variable or port, or no manager answers; nothing was changed",
     ExitCode.NOT_FOUND: "no such job, rank or node",
     ExitCode.NODES_MISSING: "too few nodes joined, or a lost node did not come back in time",
     ExitCode.REPEATING: "the same failure at the same place came back; retrying would not help",

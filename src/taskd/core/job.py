@@ -271,12 +271,12 @@ def _reported(job: Job, event: Reported) -> Outcome:
             if report.generation != job.generation:
                 return job, ()
             for rank, at_step in report.steps.items():
-                job = _progressed(job, event.node, rank, rank in report.joined, at_step)
+                job = _progressed(job, event.node, rank, joined=rank in report.joined, at_step=at_step)
             return _after_progress(job, event.now)
         case Progress():
             if report.generation != job.generation:
                 return job, (_stale(event.node, report.generation, job),)
-            job = _progressed(job, event.node, report.rank, report.joined, report.step)
+            job = _progressed(job, event.node, report.rank, joined=report.joined, at_step=report.step)
             return _after_progress(job, event.now)
         case WorkersStarted():
             # Compared with the node, not with the job: a newborn manager has no generation while it gathers,
@@ -320,7 +320,8 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
         return job, ()  # kept for a manager that still gathers; of no consequence otherwise
     if report.exit.ok:
         return _finished_or(job, event.now)
-    what = f"rank {report.rank} (node {_node_label(job, event.node)}, pid {report.pid}) {describe_exit(report.exit)}"
+    who = f"rank {report.rank} (node {_node_label(job, event.node)}, pid {report.pid})"
+    what = f"{who} {describe_exit(report.exit)}"
     if report.step >= 0:
         what += f" at step {report.step}"
     if report.error:
@@ -650,7 +651,7 @@ def _stopped(view: WorkerView) -> WorkerView:
     return replace(view, state=WorkerState.STOPPED) if view.state.alive else view
 
 
-def _progressed(job: Job, key: str, rank: int, joined: bool, at_step: int) -> Job:
+def _progressed(job: Job, key: str, rank: int, *, joined: bool, at_step: int) -> Job:
     node = job.nodes[key]
     view = node.workers.get(rank)
     if view is None or not view.state.alive:

@@ -1,7 +1,7 @@
 """Die at a named point, for tests of what happens when a role is killed just there.
 
-A test writes the name of a point into the file that TASKD_FAILPOINT names; the first role to come by takes the
-file away and kills itself, as kill -9 would. Without the variable a point costs one comparison.
+A test writes the name of a point into the file that TASKD_FAILPOINT names; the first role to come by takes
+the file away and kills itself, as kill -9 would. Without the variable a point costs one comparison.
 """
 
 import os

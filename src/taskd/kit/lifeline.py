@@ -26,7 +26,7 @@ class Lifeline:
         fd = os.environ.pop(FD_VARIABLE, "")
         if fd.isdigit():
             self._sock = socket.socket(fileno=int(fd))
-            self._sock.setblocking(False)  # noqa: FBT003 - the standard library's own spelling
+            self._sock.setblocking(False)
             os.set_inheritable(self._sock.fileno(), False)
 
     def say(self, **note: object) -> None:

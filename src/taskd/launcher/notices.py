@@ -14,7 +14,7 @@ def say(text: str) -> None:
 
 
 def slow_imports_notice() -> str:
-    """Say whether torch is installed without compiled bytecode where Python may not write it; else nothing."""
+    """Say that torch has no compiled bytecode and Python may not write it; empty if all is well."""
     if not sys.dont_write_bytecode:
         return ""
     spec = importlib.util.find_spec("torch")
@@ -24,8 +24,9 @@ def slow_imports_notice() -> str:
     if compiled.exists():
         return ""
     return (
-        "PYTHONDONTWRITEBYTECODE is set and torch has no compiled bytecode, so every process compiles it anew "
-        f"(imports take four times as long); run: {sys.executable} -m compileall -q {Path(spec.origin).parent}"
+        "PYTHONDONTWRITEBYTECODE is set and torch has no compiled bytecode, so every process compiles it "
+        "anew and imports take four times as long; run: "
+        f"{sys.executable} -m compileall -q {Path(spec.origin).parent}"
     )
 
 

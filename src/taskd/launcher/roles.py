@@ -1,7 +1,7 @@
 """A role's process, started, watched and replaced by the launcher.
 
-A role is replaced when it dies and when it stops beating (a stopped or hung process is as useless as a dead
-one). It cannot outlive the launcher: the kernel ends it with its parent, and it reads the end of its lifeline.
+A role is replaced when it dies and when it stops beating: a stopped or hung process is as useless as a dead
+one. It cannot outlive the launcher: the kernel ends it with its parent, and its lifeline ends.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ class BlockingFrames:
 
     def poll(self) -> list[bytes]:
         """Return the frames that have arrived; raises ConnectionError when the other side is gone."""
-        self._sock.setblocking(False)  # noqa: FBT003 - the standard library's own spelling
+        self._sock.setblocking(False)
         while True:
             try:
                 chunk = self._sock.recv(65536)

@@ -12,8 +12,8 @@ NODE_LOST_S = 15.0
 class ManagerConfig:
     """The manager's settings.
 
-    A manager.py knows how many nodes there are and nothing else, so with ``adopt_options`` the rest comes from
-    the first launcher that announces itself.
+    A manager.py knows how many nodes there are and nothing else, so with ``adopt_options`` the rest comes
+    from the first launcher that announces itself.
     """
 
     job: str

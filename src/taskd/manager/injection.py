@@ -140,5 +140,5 @@ def _number(params: dict[str, object], key: str, default: int = -1) -> int:
     if value is None:
         return default
     if not isinstance(value, int):
-        raise ValueError(f"{key} must be a whole number, not {value!r}")
+        raise CallError(f"{key} must be a whole number, not {value!r}")
     return value

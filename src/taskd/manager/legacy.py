@@ -21,6 +21,7 @@ from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions
 from taskd.kit import jobs
 from taskd.kit.container import job_name, role_log
 from taskd.kit.dictconfig import DictConfigError, Kinds, get, parse_port, read_dict
+from taskd.kit.machine import is_port_free
 from taskd.manager.config import ManagerConfig
 
 INIT = "init_taskd_manager"
@@ -168,6 +169,15 @@ def _serve(config: ManagerConfig) -> bool:
     from taskd.kit.logs import open_log
     from taskd.manager.service import serve
 
+    if not is_port_free(config.host.strip("[]"), config.port):  # gRPC would say it on stderr, in its own way
+        where = f"{config.host}:{config.port}"
+        log.error(
+            "%s: cannot listen on %s, which is in use or not of this machine; free the port, choose another "
+            "with TASKD_MANAGER_PORT, or correct POD_IP",
+            START,
+            where,
+        )
+        return False
     record = open_log(role_log("manager.log", os.environ), role="manager", job=config.job)
     ending = asyncio.run(serve(config, record, Lifeline()))
     if ending.code != ExitCode.OK:

@@ -1,4 +1,4 @@
-"""The job in Prometheus's words. Labels name the job and the phase, never a rank: a job may have thousands."""
+"""The job in Prometheus's words. No label names a rank: a job may have thousands."""
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 

@@ -94,9 +94,7 @@ class Manager:
         self._log = log
         self._lifeline = lifeline
         self.incarnation = secrets.token_hex(6)
-        self.job = Job(
-            config.options, since=time.monotonic(), budget=Budget(config.options.max_restarts)
-        )
+        self.job = Job(config.options, since=time.monotonic(), budget=Budget(config.options.max_restarts))
         self.port = 0
         self._boot_id = boot_id()
         self._started_stamp = time.time()
@@ -119,9 +117,7 @@ class Manager:
         """Serve until the job has ended; returns how it ended."""
         self._load_timeline()
         address = f"{self._config.host}:{self._config.port}"
-        server, self.port = await serve_rpc(
-            address, self._config.token, self._serve_proxy, self._serve_call
-        )
+        server, self.port = await serve_rpc(address, self._config.token, self._serve_proxy, self._serve_call)
         self._lifeline.say(listening=self.port)
         self._log.info("manager_started", port=self.port, incarnation=self.incarnation)
         ticker = asyncio.ensure_future(self._keep_time())

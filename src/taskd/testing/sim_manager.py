@@ -5,7 +5,7 @@ here has its counterpart of the same name there.
 """
 
 from taskd.core import job as machine
-from taskd.core.delivery import Channel, Packet
+from taskd.core.delivery import Conversations, Packet
 from taskd.core.failures import Budget
 from taskd.core.incidents import RECOVERING, close_left_open
 from taskd.core.jobstate import (
@@ -59,7 +59,7 @@ class SimManager:
         self._load()
         self.streams: dict[str, Connection] = {}
         self._connections: list[Connection] = []
-        self._channels: dict[str, Channel[Message]] = {}
+        self._conversations: Conversations[Message] = Conversations(self.incarnation)
         self._seen: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         world.note("manager", f"born as {self.incarnation}")
@@ -92,19 +92,20 @@ class SimManager:
             return
         now = self._world.now
         for node, seen in list(self._seen.items()):
-            channel = self._channels.get(node)
-            if channel is not None and now - seen > NODE_LOST_S:
-                self._give_up(node, channel, "no sign of life")
+            if now - seen > NODE_LOST_S:
+                self._give_up(node, "no sign of life")
         self._apply(Ticked(now))
-        for node, channel in self._channels.items():
+        for node, channel in self._conversations.all():
             for packet in channel.resend_due(now):
                 self._push(node, packet)
         self._world.scheduler.after(TICK_S, self._tick)
 
-    def _give_up(self, node: str, channel: Channel[Message], why: str) -> None:
+    def _give_up(self, node: str, why: str) -> None:
         self._seen.pop(node, None)
-        self._channels.pop(node, None)
-        self._apply(NodeLost(self._world.now, self._world.now, node, channel.peer, why))
+        channel = self._conversations.with_node(node)
+        if channel is not None:
+            self._conversations.end(node)
+            self._apply(NodeLost(self._world.now, self._world.now, node, channel.peer, why))
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -127,9 +128,9 @@ class SimManager:
             case ProxyHello() as hello:
                 self._welcome(hello.node, connection)
             case AgentGone() as gone:
-                channel = self._channels.get(gone.node)
+                channel = self._conversations.with_node(gone.node)
                 if channel is not None and channel.peer.partition(".")[0] == gone.agent_incarnation:
-                    self._give_up(gone.node, channel, "its agent died")
+                    self._give_up(gone.node, "its agent died")
             case other:
                 raise TypeError(f"nobody sends {other} to a simulated manager")
 
@@ -139,19 +140,17 @@ class SimManager:
             old.cut(self._world.remote_notice_s())
         self.streams[node] = connection
         connection.down.send(Parcel(MANAGER, proxy_address(node), Upstream(self.incarnation)))
-        channel = self._channels.get(node)
+        channel = self._conversations.with_node(node)
         if channel is not None:
             for packet in channel.resend_all(self._world.now):
                 self._push(node, packet)
 
     def _take_from_agent(self, node: str, packet: Packet[Message]) -> None:
-        channel = self._channels.get(node)
-        if channel is None or channel.peer != packet.sender:
-            if not isinstance(packet.message, Announce) or packet.receiver != self.incarnation:
+        channel = self._conversations.find(node, packet, opens=isinstance(packet.message, Announce))
+        if channel is None:
+            if self._conversations.with_node(node) is None:
                 self._ask_anew(node, packet.receiver)
-                return
-            channel = Channel(self.incarnation, packet.sender)
-            self._channels[node] = channel
+            return
         self._seen[node] = self._world.now
         received = channel.receive(packet, self._world.now)
         for message in received.messages:
@@ -193,6 +192,7 @@ class SimManager:
         if (before.phase, before.generation) != (self.job.phase, self.job.generation):
             shown = f"{self.job.phase}, generation {self.job.generation}: {self.job.reason}"
             self._world.note("manager", shown)
+            self._world.on_phase(self.job.phase)
         for key, node in self.job.nodes.items():
             if node.lost and (key not in before.nodes or not before.nodes[key].lost):
                 self._world.note("manager", f"node {key} is lost: {node.lost}")
@@ -208,7 +208,7 @@ class SimManager:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case SendOrder():
-                channel = self._channels.get(effect.node)
+                channel = self._conversations.with_node(effect.node)
                 if channel is not None:
                     self._world.note("manager", f"orders {effect.order.order} of node {effect.node}")
                     self._push(effect.node, channel.send(effect.order, self._world.now))

@@ -1,11 +1,13 @@
 """What the simulated roles share: time, chance, the truth, and who is there."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
 from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions
+from taskd.core.status import JobPhase
 from taskd.testing.sim_checks import Checks, Disk
 from taskd.testing.sim_network import Connection, Scheduler
 
@@ -33,6 +35,7 @@ class Scenario:
     link_delay_s: float
     faults: int
     fault_window_s: float
+    ambushes: tuple[JobPhase, ...]
     spawn_failures: float
     obstinate: float
 
@@ -70,6 +73,7 @@ def draw_scenario(seed: int) -> Scenario:
         link_delay_s=rng.choice([0.001, 0.02, 0.15]),
         faults=rng.randint(0, 9),
         fault_window_s=rng.choice([4.0, 12.0, 25.0]),
+        ambushes=tuple(rng.choice(list(JobPhase)) for _ in range(rng.choice([0, 0, 1, 3]))),
         spawn_failures=rng.choice([0.0, 0.0, 0.1]),
         obstinate=rng.choice([0.0, 0.3, 1.0]),
     )
@@ -91,6 +95,7 @@ class World:
     out_of_reach: set[str] = field(default_factory=set)
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     calm: bool = False
+    on_phase: Callable[[JobPhase], None] = lambda _phase: None
 
     @property
     def rng(self) -> Random:

@@ -35,7 +35,7 @@ from taskd.testing.sim_proxy import SimProxy
 from taskd.testing.sim_world import JOIN_TIMEOUT_S, Scenario, World, draw_scenario
 
 BOUND_S = 15.0
-FAREWELL_S = 16.0
+FAREWELL_S = 20.0
 CASCADE = 0.3
 STOP_CODE = 130
 SHOWN_LINES = 80
@@ -67,6 +67,8 @@ class Simulation:
             checks=Checks(scenario.options.max_restarts, disk),
             disk=disk,
         )
+        self.world.on_phase = self._ambush
+        self._ambushes = list(scenario.ambushes)
         self._gone: set[str] = set()
         self._calm_at = 0.0
 
@@ -193,6 +195,12 @@ class Simulation:
         fault = self.world.rng.choices(list(kinds), list(kinds.values()))[0]
         fault()
         self._calm_after(self.world.now)
+
+    def _ambush(self, phase: JobPhase) -> None:
+        """Have a fault happen just when the manager has come to a phase: most moments are not that short."""
+        if phase in self._ambushes and (not self.world.calm or phase is JobPhase.FINISHING):
+            self._ambushes.remove(phase)
+            self._come_back(self._draw_fault, 0.0, 0.5)
 
     def _some_node(self) -> str:
         return str(self.world.rng.randrange(self.scenario.nodes))

@@ -72,7 +72,14 @@ def decode_envelope(data: bytes) -> Envelope:
 
 
 def pack(
-    job: str, src: str, dst: str, message: Message, *, sender: str = "", receiver: str = "", generation: int = 0
+    job: str,
+    src: str,
+    dst: str,
+    message: Message,
+    *,
+    sender: str = "",
+    receiver: str = "",
+    generation: int = 0,
 ) -> Envelope:
     """Wrap a message that is outside the numbering."""
     body = msgspec.Raw(_encode(message))

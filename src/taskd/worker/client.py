@@ -194,7 +194,7 @@ class Worker:
                 self._say(FaultDue(fault.fault_id, self._env.rank, step))
 
     def _first_time(self, fault: ScheduledFault) -> bool:
-        """Note that a fault fires; False if it fired before, perhaps in the process that this one replaces."""
+        """Note that a fault fires; False if it did before, perhaps in the process that this one replaces."""
         if not self._env.fired_dir:
             return True
         mark = Path(self._env.fired_dir) / fault.fault_id.replace("/", "-")
@@ -204,16 +204,14 @@ class Worker:
         except FileExistsError:
             return False
         except OSError as error:
-            log.warning("taskd: fault %s cannot be noted as fired (%s), so it is left out", fault.fault_id, error)
+            log.warning("taskd: fault %s is left out, it cannot be noted: %s", fault.fault_id, error)
             return False
         return True
 
 
 def _parse_schedule(env: WorkerEnv) -> list[ScheduledFault]:
-    faults: list[ScheduledFault] = []
-    for raw in json.loads(env.faults) if env.faults else []:
-        faults.append(ScheduledFault(**{**raw, "kind": FaultKind(raw["kind"])}))
-    return faults
+    schedule = json.loads(env.faults) if env.faults else []
+    return [ScheduledFault(**{**raw, "kind": FaultKind(raw["kind"])}) for raw in schedule]
 
 
 def _parse_order(order: WorkerOrder, rank: int) -> tuple[ScheduledFault, bool]:

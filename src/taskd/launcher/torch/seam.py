@@ -33,7 +33,15 @@ from taskd.launcher.topology import LaunchError, LocalNode, Topology, own_addres
 
 MARK = "__taskd__"
 EXPECTED = ("config", "entrypoint", "args")
-NEEDED = ("min_nodes", "max_nodes", "nproc_per_node", "run_id", "rdzv_endpoint", "rdzv_configs", "max_restarts")
+NEEDED = (
+    "min_nodes",
+    "max_nodes",
+    "nproc_per_node",
+    "run_id",
+    "rdzv_endpoint",
+    "rdzv_configs",
+    "max_restarts",
+)
 REACH_S = 4.0
 TORCH_MONITOR_INTERVAL_S = 0.1
 
@@ -49,7 +57,13 @@ def apply() -> None:
         return
     misfit = _find_misfit(original, api.LaunchConfig)
 
-    def launch_agent(config: Any, entrypoint: Any, args: list[Any], *more: Any, **named: Any) -> dict[int, Any]:  # noqa: ANN401 - torch's own types
+    def launch_agent(
+        config: Any,  # noqa: ANN401 - torch's own types
+        entrypoint: Any,  # noqa: ANN401
+        args: list[Any],
+        *more: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> dict[int, Any]:
         if misfit:
             say(f"{misfit}; remove the import of taskd.python.adaptor.patch from run.py or update TaskD")
             raise SystemExit(ExitCode.USAGE)
@@ -65,7 +79,7 @@ def _find_misfit(function: Launch, config_type: type) -> str:
 
     parameters = tuple(inspect.signature(function).parameters)
     if parameters[: len(EXPECTED)] != EXPECTED:
-        return f"torch {torch.__version__} has launch_agent{parameters}, TaskD expects it to begin with {EXPECTED}"
+        return f"torch {torch.__version__} has launch_agent{parameters}, and TaskD expects {EXPECTED} first"
     fields = getattr(config_type, "__dataclass_fields__", {})
     missing = [name for name in NEEDED if name not in fields]
     return f"torch {torch.__version__} has no LaunchConfig.{missing[0]}" if missing else ""
@@ -86,8 +100,8 @@ def _launch(
     host, port = _manager_address(config)
     if not _reachable(host, port, REACH_S):
         say(
-            f"no manager answers at {host}:{port}, so torchrun goes on without TaskD; start manager.py on node 0, "
-            "or set TASKD_PROCESS_ENABLE=off to silence this"
+            f"no manager answers at {host}:{port}, so torchrun goes on without TaskD; start manager.py on "
+            "node 0, or set TASKD_PROCESS_ENABLE=off to silence this"
         )
         return original(config, entrypoint, args, *more, **named)
     try:
@@ -180,7 +194,7 @@ def _spares() -> int:
 
 
 def _user_set(name: str) -> bool:
-    """Tell whether the user gave a flag of torchrun (torch itself cannot tell a given 0 from its default 0)."""
+    """Tell whether the user gave a flag of torchrun; torch cannot tell a given 0 from its default 0."""
     if f"PET_{name.upper()}" in os.environ:
         return True
     for module in ("torch.distributed.run", "__main__"):

@@ -30,6 +30,8 @@ def measure_startup(*, quick: bool, home: Path) -> Result:
         both = [(at["joined"] - at["before"]) * 1000.0 for at in samples]
         result.add(f"import taskd.train and join(), {label}", both, median=100)
         result.add(f"  of it: join(), {label}", [(at["joined"] - at["imported"]) * 1000.0 for at in samples])
+        used = [(at["cpu_joined"] - at["cpu_before"]) * 1000.0 for at in samples]
+        result.add(f"  of it: processor time, {label}", used)
         plain = [(at["before"] - at["first_line"]) * 1000.0 for at in samples]
         result.add(f"  beside it: the process before that, {label}", plain)
     command: list[float] = []

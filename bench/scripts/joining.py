@@ -12,13 +12,14 @@ from pathlib import Path
 
 if "torch" in sys.argv:
     import torch  # noqa: F401 - a training process has it already
-before = time.monotonic()
+before, cpu_before = time.monotonic(), time.process_time()
 import taskd.train
 
 imported = time.monotonic()
 taskd.train.join()
-joined = time.monotonic()
+joined, cpu_joined = time.monotonic(), time.process_time()
 lines = {"first_line": first_line, "before": before, "imported": imported, "joined": joined}
+lines |= {"cpu_before": cpu_before, "cpu_joined": cpu_joined}
 marks = Path(os.environ["BENCH_MARKS"]) / f"{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
 draft = marks.with_name(f"draft-{marks.name}")
 text = "".join(f"{name} {at}\n" for name, at in lines.items())

@@ -597,7 +597,7 @@ def test_a_stop_that_takes_too_long_is_given_up(
     assert "kill -9" in capsys.readouterr().err
 
 
-def test_a_lost_manager_is_code_4(
+def test_a_lost_manager_is_code_2(
     home: Path, launcher: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The sentence says where was asked; logs are files and need nobody."""
@@ -607,7 +607,7 @@ def test_a_lost_manager_is_code_4(
     (place / "stdout.log").write_text("hello\n")
 
     for words in (["status"], ["timeline"], ["inject", "kill", "--rank", "0"]):
-        assert 4 == main(words)
+        assert 2 == main(words)
         assert "127.0.0.1:1" in capsys.readouterr().err
     assert 0 == main(["logs", "--rank", "0"])
 

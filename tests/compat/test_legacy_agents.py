@@ -18,7 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import structlog
 
+from taskd.agent.callbacks import Look
+from taskd.agent.hosted import HostedAgent, HostedConfig, NoManagerError
+from taskd.core.launch import JobOptions
 from taskd.core.status import JobStatus
 from taskd.kit import jobs
 from taskd.kit.machine import find_free_port
@@ -74,11 +78,15 @@ def monitor(_):
     return {rank: {"pid": process.pid, "status": process.poll(), "global_rank": rank}
             for rank, process in ranks.items()}
 
+def broken():
+    if os.environ.get("BROKEN"):
+        raise RuntimeError("no device is left")
+
 if os.environ.get("OWN_PROXY"):
     assert init_taskd_proxy({"UpstreamAddr": "127.0.0.1", "UpstreamPort": os.environ["TASKD_MANAGER_PORT"]})
 assert init_taskd_agent({"Framework": "MindSpore"})
 register_func("KILL_WORKER", kill)
-register_func("START_ALL_WORKER", lambda: start(range(2)))
+register_func("START_ALL_WORKER", lambda: start(range(1 if os.environ.get("BROKEN") else 2)) or broken())
 register_func("START_WORKER_LIST", start)
 register_func("MONITOR", monitor)
 start_taskd_agent()
@@ -271,6 +279,55 @@ def test_an_msrun_that_fails_the_same_way_again_and_again_ends_with_one(scene: S
     assert status is not None
     assert ("ended", 3) == (status.phase, status.exit_code)
     assert 3 == len({pid for rank, pid in scene.starts() if rank == 0})
+
+
+def test_an_msrun_that_cannot_start_says_why_and_leaves_nothing(scene: Scene) -> None:
+    """A callback that raises is a fault like any other; the rank that it had started already is ended."""
+    manager = scene.start("manager.py")
+    msrun = scene.start("msrun.py", BROKEN="1")
+
+    assert 1 == msrun.wait(WAIT_S), scene.errors()
+    assert 0 == manager.wait(WAIT_S), scene.errors()
+    assert "no device is left" in scene.errors()
+    assert not any(alive(pid) for _, pid in scene.starts())
+
+
+class QuietHost:
+    """Processes that nobody asked for yet."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self, restart_count: int) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def look(self) -> dict[int, Look]:
+        return {}
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+
+
+def test_an_agent_that_never_hears_of_a_manager_gives_up_in_time(tmp_path: Path) -> None:
+    """The wait has an end, which is an error that names the limit, and nothing was started."""
+    host = QuietHost()
+    config = HostedConfig(
+        job=JOB,
+        node="0",
+        wants_rank=0,
+        addr="127.0.0.1",
+        socket=str(tmp_path / "nobody.sock"),
+        local_world=1,
+        options=JobOptions(),
+        manager_limit_s=0.2,
+    )
+
+    with pytest.raises(NoManagerError, match=r"in 0\.2 s"):
+        HostedAgent(config, host, structlog.get_logger()).run()
+    assert ["stop"] == host.calls
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -254,5 +253,36 @@ def test_two_launchers_meet_as_two_nodes(tmp_path: Path) -> None:
                 job.close()
 
 
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-q"]))
+def test_a_finished_job_can_still_be_looked_at(tmp_path: Path) -> None:
+    """Status, timeline, trace and logs outlive the processes."""
+    faults = tmp_path / "faults.jsonl"
+    faults.write_text('{"step": 2, "rank": 1, "kind": "kill"}\n')
+    with running(tmp_path, "--nproc-per-node", "2", "--faults", str(faults), STEPS, "11", "0.02") as job:
+        assert 0 == job.wait()
+        assert "recovered from fault 1" in job.err
+
+    status = job.status()
+    assert ("ended", 0) == (status["phase"], status["exit_code"])
+    assert {"succeeded"} == {rank["state"] for rank in status["ranks"]}
+    assert {10} == {rank["step"] for rank in status["ranks"]}
+    assert "rank 1 step 10" in job.cli("logs", "--rank", "1", "job").stdout
+    trace = tmp_path / "trace.json"
+    job.cli("timeline", "--perfetto", str(trace), "job")
+    (incident,) = job.timeline()
+    phases = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert sum(incident["phases_ms"].values()) == pytest.approx(
+        sum(event["dur"] for event in phases if event["name"] in incident["phases_ms"]) / 1000, rel=0.01
+    )
+
+
+def test_a_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
+    """Nothing of the job's record can be written: the ranks finish all the same, or say why not."""
+    script = tmp_path / "short.py"
+    script.write_text("import time\ntime.sleep(1)\n")
+    home = tmp_path / "taskd"
+    with running(tmp_path, "--nproc-per-node", "2", str(script)) as job:
+        eventually(lambda: (job.directory / "status.json").exists(), "the first status")
+        for path in (home / "jobs" / "job").glob("status.json*"):
+            path.unlink()
+        (home / "jobs" / "job" / "status.json").mkdir()
+        assert 0 == job.wait()

@@ -13,7 +13,7 @@ import pytest
 from taskd.core import job as job_machine
 from taskd.core import node as node_machine
 from taskd.core.delivery import Channel, Packet, Received
-from taskd.core.jobstate import Job
+from taskd.core.jobstate import Job, SendOrder
 from taskd.core.launch import Plan
 from taskd.core.node import NodeState
 from taskd.testing import simulation
@@ -114,7 +114,7 @@ def _accept_everything(channel: Channel[Any], packet: Packet[Any], now: float) -
 
 def _leave_nothing_told(job: Job, now: float, ending: Any) -> Any:
     job, effects = FINISH(job, now, ending)
-    return job, tuple(effect for effect in effects if not isinstance(effect, job_machine.SendOrder))
+    return job, tuple(effect for effect in effects if not isinstance(effect, SendOrder))
 
 
 ORDER_START = job_machine._order_start

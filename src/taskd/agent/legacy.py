@@ -200,8 +200,10 @@ def _start_proxy(settings: AgentSettings, env: Mapping[str, str]) -> None:
     """
     if sidecar.wanted:
         return
-    host = env.get("MS_SCHED_HOST", "").strip() or LOCAL_HOST
-    host = LOCAL_HOST if env.get("LOCAL_PROXY_ENABLE") == "on" else parse_address(INIT, "MS_SCHED_HOST", host)
+    # Not looked up: the name of a scheduler that has not started yet may not resolve until it has.
+    host = env.get("MS_SCHED_HOST", "").strip("[] ") or LOCAL_HOST
+    if env.get("LOCAL_PROXY_ENABLE") == "on":
+        host = LOCAL_HOST
     port_text = env.get("TASKD_MANAGER_PORT", "").strip() or str(DEFAULT_MANAGER_PORT)
     node = str(settings.node_rank)
     problem = sidecar.start(

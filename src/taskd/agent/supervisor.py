@@ -275,9 +275,7 @@ class Agent:
             launches = []
             for local_rank in range(place.local_world):
                 self._prepare_files(plan, place, local_rank)
-                launches.append(
-                    make_launch(self._config, plan, place, local_rank, self._env, self._cwd)
-                )
+                launches.append(make_launch(self._config, plan, place, local_rank, self._env, self._cwd))
             self._ended.clear()
             self._born_at = dict.fromkeys(place.ranks, time.monotonic())
             children = await self._nursery.spawn_all(launches)

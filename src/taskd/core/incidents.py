@@ -82,3 +82,13 @@ def close_left_open(incident: Incident) -> Incident:
     What its predecessor was in the middle of goes on, or comes up again as an incident of its own.
     """
     return replace(incident, outcome="interrupted by the end of the manager")
+
+
+def describe_news(incident: IncidentStatus) -> str:
+    """Say what is new about an incident, for the console; empty if there is nothing to say yet."""
+    if incident.outcome == "recovering" and not incident.reason:
+        return incident.what
+    if incident.outcome == "recovered":
+        parts = ", ".join(f"{name} {ms:.0f}" for name, ms in incident.phases_ms.items())
+        return f"recovered from fault {incident.number} in {incident.downtime_ms:.0f} ms ({parts})"
+    return ""

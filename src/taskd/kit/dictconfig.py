@@ -70,6 +70,8 @@ def parse_address(what: str, key: str, text: str) -> str:
     A name is accepted where it resolves, and stays a name: it may stand for another pod tomorrow.
     """
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if not bare:
+        raise DictConfigError(f"{what}: {key} is empty; give an IP address or a name")
     try:
         return str(ipaddress.ip_address(bare))
     except ValueError:
@@ -80,8 +82,6 @@ def parse_address(what: str, key: str, text: str) -> str:
         raise DictConfigError(
             f"{what}: {key} is {text!r}, neither an IP address nor a name that resolves ({error}); correct it"
         ) from error
-    if not bare:
-        raise DictConfigError(f"{what}: {key} is empty; give an IP address or a name")
     return bare
 
 

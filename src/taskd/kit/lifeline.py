@@ -29,6 +29,11 @@ class Lifeline:
             self._sock.setblocking(False)
             os.set_inheritable(self._sock.fileno(), False)
 
+    @property
+    def attached(self) -> bool:
+        """Tell whether a launcher is at the other end."""
+        return self._sock is not None
+
     def say(self, **note: object) -> None:
         """Tell the launcher something; dropped if it does not read."""
         if self._sock is None:

@@ -15,9 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from taskd.agent.config import AgentConfig
 from taskd.core.exits import ExitCode
+from taskd.core.incidents import describe_news
 from taskd.core.launch import LaunchSpec, ProgramKind
+from taskd.core.status import IncidentStatus
 from taskd.kit import jobs
 from taskd.kit.machine import remove_tree
 from taskd.launcher.notices import drop_missing_preloads, say, slow_imports_notice
@@ -175,8 +179,8 @@ class Launcher:
             self._listening.set()
         if "fatal" in note:
             self._end_with(str(note["fatal"]))
-        if isinstance(incident := note.get("incident"), dict):
-            self._tell_incident(incident)
+        if "incident" in note:
+            self._tell_incident(note["incident"])
         if "phase" in note:
             self._tell_phase(note)
         if "silent" in note:
@@ -194,14 +198,13 @@ class Launcher:
             return
         self._on_note(f"agent of node {node}", note)
 
-    def _tell_incident(self, incident: dict[str, object]) -> None:
-        what, outcome = incident.get("what"), incident.get("outcome")
-        phases = incident.get("phases_ms")
-        if outcome == "recovering" and not incident.get("reason"):
-            say(str(what))
-        elif outcome == "recovered" and isinstance(phases, dict):
-            parts = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items())
-            say(f"recovered from fault {incident.get('number')} in {sum(phases.values()):.0f} ms ({parts})")
+    def _tell_incident(self, incident: object) -> None:
+        try:
+            news = describe_news(msgspec.convert(incident, IncidentStatus))
+        except msgspec.ValidationError:
+            return
+        if news:
+            say(news)
 
     def _tell_phase(self, note: Mapping[str, object]) -> None:
         generation = note.get("generation")

@@ -7,6 +7,7 @@ agents how far things are, so nothing needs to be written down for its sake.
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -18,6 +19,7 @@ import msgspec
 from taskd.core import job as machine
 from taskd.core.delivery import Channel
 from taskd.core.failures import Budget
+from taskd.core.incidents import describe_news
 from taskd.core.jobstate import (
     Effect,
     Ending,
@@ -333,7 +335,7 @@ class Manager:
             case RecordIncident():
                 status = effect.incident.status()
                 self._incidents[status.number] = status
-                self._lifeline.say(incident=status)
+                self._tell(status)
                 with contextlib.suppress(OSError):
                     jobs.append_incident(self._config.job, status)
             case EndJob():
@@ -341,6 +343,13 @@ class Manager:
                 self._over.set()
             case Refuse():
                 self._log.info("refused", node=effect.node, why=effect.why)
+
+    def _tell(self, incident: IncidentStatus) -> None:
+        """Tell the person at the console: through the launcher, or by ourselves where there is none."""
+        self._lifeline.say(incident=incident)
+        news = describe_news(incident)
+        if news and not self._lifeline.attached:
+            logging.getLogger("taskd").warning("taskd: %s", news)
 
     def send_order(self, node: str, order: Message) -> None:
         """Give an order to an agent; it is repeated until acknowledged."""

@@ -16,8 +16,9 @@ before, cpu_before = time.monotonic(), time.process_time()
 import taskd.train
 
 imported = time.monotonic()
-taskd.train.join()
+job = taskd.train.join()
 joined, cpu_joined = time.monotonic(), time.process_time()
+assert job.supervised, "no agent of TaskD started this process, so join() had nothing to do"
 lines = {"first_line": first_line, "before": before, "imported": imported, "joined": joined}
 lines |= {"cpu_before": cpu_before, "cpu_joined": cpu_joined}
 marks = Path(os.environ["BENCH_MARKS"]) / f"{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"

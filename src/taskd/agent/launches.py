@@ -13,6 +13,7 @@ from taskd.core.launch import LaunchSpec, NodePlace, Plan, Program, ScheduledFau
 
 STDOUT, STDERR = 1, 2
 EVERY = -1
+LEAST_ANSWER_S, MOST_ANSWER_S = 300, 600
 
 
 def base_env(spec: LaunchSpec, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -27,6 +28,13 @@ def base_env(spec: LaunchSpec, inherited: Mapping[str, str]) -> dict[str, str]:
         # torchrun's rule: many processes on one node would each take every core.
         env.setdefault("OMP_NUM_THREADS", "1")
     return env
+
+
+def answer_limit_s(env: Mapping[str, str]) -> float:
+    """Return how long an agent waits for a decision about a failed rank; 0 is for ever."""
+    raw = env.get("TASKD_REPORT_FAULT_TIMEOUT", "")
+    limit = int(raw) if raw.isdigit() else 0
+    return float(limit) if LEAST_ANSWER_S <= limit <= MOST_ANSWER_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,15 @@ from taskd.agent.config import AgentConfig
 from taskd.agent.console import Console
 from taskd.agent.errorfile import read_error_file
 from taskd.agent.faults import do_fault
-from taskd.agent.launches import STDERR, STDOUT, base_env, console_view, make_launch, rank_files
+from taskd.agent.launches import (
+    STDERR,
+    STDOUT,
+    answer_limit_s,
+    base_env,
+    console_view,
+    make_launch,
+    rank_files,
+)
 from taskd.agent.ledger import Ledger
 from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
 from taskd.agent.uplink import Uplink
@@ -32,6 +40,7 @@ from taskd.core.messages import (
     Beat,
     Finish,
     Inject,
+    NodePhase,
     Order,
     OrderDone,
     WorkerExited,
@@ -98,6 +107,8 @@ class Agent:
         self._pids: dict[int, int] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
+        self._failed_since = time.monotonic()
+        self._answer_limit_s = answer_limit_s(os.environ)
         self._cwd = str(Path.cwd())
 
     # --- life --------------------------------------------------------------------------------------------
@@ -198,9 +209,21 @@ class Agent:
             if now - last_look >= self._config.spec.monitor_interval_s:
                 last_look = now
                 self._look_for_vanished(now)
+            self._check_unanswered(now)
             if not self._uplink.heard_manager and now - started > self._config.spec.join_timeout_s:
                 self._lifeline.say(fatal="no manager was reached in time; check its address and port")
                 return
+
+    def _check_unanswered(self, now: float) -> None:
+        """Leave if a failed rank found nobody to decide about it for as long as the user allows."""
+        waiting = self._state.phase is NodePhase.RUNNING and any(
+            view.state is WorkerState.FAILED for view in self._state.workers.values()
+        )
+        if not waiting:
+            self._failed_since = now
+        elif 0 < self._answer_limit_s < now - self._failed_since:
+            why = f"a failed rank found no answer for {self._answer_limit_s:g} s (TASKD_REPORT_FAULT_TIMEOUT)"
+            self._apply(OrderReceived(now, Finish("unanswered", ExitCode.FAILED, why)))
 
     def _beat(self) -> None:
         alive = {rank: view for rank, view in self._state.workers.items() if view.state.alive}

@@ -5,10 +5,12 @@ and a missing mark (a script that never joins has no ``joined``) leaves no hole.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from taskd.core.status import IncidentStatus, PhaseName
 
 RECOVERING = "recovering"
+AnIncident = TypeVar("AnIncident", "Incident", IncidentStatus)
 
 ORDER = (
     PhaseName.DETECT,
@@ -76,11 +78,13 @@ class Incident:
         )
 
 
-def close_left_open(incident: Incident) -> Incident:
-    """Say of an incident, found open by a newborn manager, that nobody saw its end.
+def close_left_open(incident: AnIncident) -> AnIncident:
+    """Say of an incident that a newborn manager finds open that nobody saw its end; others stay as they are.
 
     What its predecessor was in the middle of goes on, or comes up again as an incident of its own.
     """
+    if incident.outcome != RECOVERING:
+        return incident
     return replace(incident, outcome="interrupted by the end of the manager")
 
 

@@ -113,6 +113,11 @@ class Launcher:
         manager = [self._manager] if self._manager is not None else []
         return [*manager, *self._proxies.values(), *self._agents.values()]
 
+    def _role_logs(self) -> Path:
+        """Return where the roles' own logs go: TASKD_LOG_PATH, or the job's directory."""
+        wanted = os.environ.get("TASKD_LOG_PATH", "")
+        return Path(wanted) if wanted else jobs.logs_dir(self._spec.job) / "roles"
+
     def _manager_config(self) -> ManagerConfig:
         return ManagerConfig(
             job=self._spec.job,
@@ -120,7 +125,7 @@ class Launcher:
             host=self._topology.manager_host,
             port=self._topology.manager_port,
             token=self._token,
-            log_file=str(jobs.logs_dir(self._spec.job) / "roles" / "manager.log"),
+            log_file=str(self._role_logs() / "manager.log"),
             metrics_port=_port_from_env("TASKD_METRICS_PORT"),
             faults=self._spec.faults,
         )
@@ -136,7 +141,7 @@ class Launcher:
                 manager=self._topology.manager_addr,
                 socket=dirs.socket,
                 token=self._token,
-                log_file=str(jobs.logs_dir(self._spec.job) / "roles" / f"proxy-{node.key}.log"),
+                log_file=str(self._role_logs() / f"taskd-proxy-{node.key}-{int(time.time())}.log"),
             )
 
         return RoleProcess(f"proxy of node {node.key}", "taskd.proxy", config, self._on_note)
@@ -167,7 +172,7 @@ class Launcher:
             logs_dir=str(logs),
             fired_dir=str(jobs.fired_dir(self._spec.job)),
             ledger_file=str(jobs.job_dir(self._spec.job) / "ledger" / f"{node.key}.jsonl"),
-            log_file=str(logs / "roles" / f"agent-{node.key}.log"),
+            log_file=str(self._role_logs() / f"agent-{node.key}.log"),
             own_tmp=self._spec.local_nodes > 1,
             warm=WARM_TORCH if in_python and self._spec.spares > 0 else "",
         )

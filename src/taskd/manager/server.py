@@ -336,7 +336,7 @@ class Manager:
                 status = effect.incident.status()
                 self._incidents[status.number] = status
                 self._tell(status)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, jobs.JobLookupError):
                     jobs.append_incident(self._config.job, status)
             case EndJob():
                 self._ending = effect.ending
@@ -477,5 +477,5 @@ class Manager:
     def _save_status(self) -> None:
         try:
             jobs.write_status(self.status())
-        except OSError as error:
+        except (OSError, jobs.JobLookupError) as error:
             self._log.warning("status_not_written", why=str(error))

@@ -7,7 +7,7 @@ here has its counterpart of the same name there.
 from taskd.core import job as machine
 from taskd.core.delivery import Conversations, Packet
 from taskd.core.failures import Budget
-from taskd.core.incidents import RECOVERING, close_left_open
+from taskd.core.incidents import close_left_open
 from taskd.core.jobstate import (
     Effect,
     EndJob,
@@ -67,9 +67,7 @@ class SimManager:
 
     def _load(self) -> None:
         disk = self._world.disk
-        for number, incident in disk.incidents.items():
-            if incident.outcome == RECOVERING:
-                disk.incidents[number] = close_left_open(incident)
+        disk.incidents = {number: close_left_open(each) for number, each in disk.incidents.items()}
         self.job = machine.take_over(self.job, max(disk.incidents, default=0), disk.ending)
 
     def kill(self) -> None:

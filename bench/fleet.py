@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -48,7 +49,10 @@ def _measure(
 ) -> list[float]:
     port = free_port()
     address = f"{LOCAL_HOST}:{port}"
-    with _manager(port, proxies, home) as manager, _fleet(address, proxies, workers, beats=beats) as fleet:
+    with (
+        _manager(port, proxies, home, beats=beats) as manager,
+        _fleet(address, proxies, workers, beats=beats) as fleet,
+    ):
         began = time.monotonic()
         _wait_joined(address, fleet, proxies)
         tell(f"{proxies} proxies joined after {time.monotonic() - began:.1f} s")
@@ -88,9 +92,11 @@ def _raise_file_limit(wanted: int, result: Result) -> None:
 
 
 @contextlib.contextmanager
-def _manager(port: int, proxies: int, home: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def _manager(port: int, proxies: int, home: Path, *, beats: bool) -> Iterator["subprocess.Popen[bytes]"]:
     options = JobOptions(min_nodes=proxies, max_nodes=proxies)
     config = ManagerConfig(JOB, options, port=port, token=TOKEN, log_file=str(home / "manager.log"))
+    if not beats:  # agents that do not beat must not be taken for lost ones
+        config = replace(config, node_lost_s=3600.0)
     env = {**os.environ, CONFIG_VARIABLE: msgspec.json.encode(config).decode(), "TASKD_HOME": str(home)}
     process = subprocess.Popen([sys.executable, "-m", "taskd.manager"], env=env, stdin=subprocess.DEVNULL)
     try:

@@ -394,6 +394,21 @@ def test_a_node_that_comes_back_into_a_job_that_went_on_stops_what_it_has_left()
     ]
 
 
+def test_a_node_that_comes_back_with_old_processes_is_waited_for_until_they_are_gone() -> None:
+    """It was only out of reach; a new generation must not begin beside what it still runs."""
+    play = scene(2).running()
+    old = play.job.plan
+    play.lost("1", "no sign of life")
+    play.stopped("0")
+
+    play.announce("1", "b", phase=NodePhase.RUNNING, generation=1, plan=old)
+    play.step(Ticked(play.at()))
+    assert (["0", "1"], []) == (play.orders(Stop), play.orders(Start))
+    play.stopped("1", "b")
+
+    assert ["0", "1"] == play.orders(Start)
+
+
 def test_a_node_with_a_rank_that_does_not_exist_is_sent_away() -> None:
     """A wrong --node-rank is the user's mistake, and is said so."""
     play = scene(2)

@@ -66,7 +66,14 @@ def test_the_seeds_reach_the_interesting_situations() -> None:
         assert 0 < count("manager", f"is killed in {phase}"), phase
     for sight in ("proxy", "agent"):
         assert 0 < count(sight, "is killed")
-    for what in ("is cut", "loses its power", "gone for ever", "is lost", "going on", "interrupted by fault"):
+    for what in (
+        "is cut",
+        "loses its power",
+        "gone for ever",
+        "is lost",
+        "announces running",
+        "interrupted by",
+    ):
         assert 0 < count(what), what
     assert 0 < count("refuses", "carried out before")
     assert max(result.generations for result in results) > 3

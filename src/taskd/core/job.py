@@ -118,7 +118,10 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         job, effects = _finishing(job, event.now)
         return job, (SendOrder(key, finish), *effects)
     if job.phase is JobPhase.GATHERING:
-        return _gather(job, event.now, event.stamp)
+        # A newborn manager may go on with what runs; one that has given a generation up may not.
+        leftovers = _stop_leftovers(job, node) if job.generation else ()
+        job, effects = _gather(job, event.now, event.stamp)
+        return job, (*leftovers, *effects)
     if job.phase is JobPhase.STOPPING and _is_member(job, key):
         # It may have been out of reach when the others were told to stop.
         down = _is_down(node, job.generation)
@@ -164,6 +167,8 @@ def _gather(job: Job, now: float, stamp: float) -> Outcome:
         return replace(job, reason=f"waiting for {missing} of {job.options.max_nodes} nodes"), ()
     if job.generation == 0 and any(node.generation for node in usable):
         return _resume(job, now, stamp)
+    if job.generation and not all(_is_quiet(node) for node in usable):
+        return replace(job, reason="waiting for processes of an older generation to end"), ()
     return _begin(job, now)
 
 
@@ -221,12 +226,11 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
 
 
 def _stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
-    """Have a node that was out of reach stop what it still runs of a plan that was given up meanwhile."""
-    if node.phase not in (NodePhase.STARTING, NodePhase.RUNNING):
+    """Have a node that was out of reach stop what it still runs; that was given up and gets no grace."""
+    if _is_quiet(node):
         return ()
     why = f"the job went on without this node; it is at generation {job.generation}"
-    stop = Stop(f"{node.generation}/stop", node.generation, job.options.stop_grace_s, why)
-    return (SendOrder(node.key, stop),)
+    return (SendOrder(node.key, Stop(f"{node.generation}/stop", node.generation, 0.0, why)),)
 
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
@@ -304,6 +308,8 @@ def _reported(job: Job, event: Reported) -> Outcome:
                     workers={rank: _stopped(view) for rank, view in node.workers.items()},
                 ),
             )
+            if job.phase is JobPhase.GATHERING:
+                return _gather(job, event.now, event.stamp)
             return _stopping(job, event.now)
         case _:
             assert_never(report)
@@ -403,6 +409,8 @@ def _fault(
     for key, node in job.nodes.items():
         if node.usable and _is_member(job, key):
             effects.append(SendOrder(key, stop))
+        elif node.usable:
+            effects.extend(_stop_leftovers(job, node))
     job, more = _stopping(job, now)
     return job, (*effects, RecordIncident(incident), *more)
 
@@ -619,6 +627,11 @@ def _is_down(node: Node, generation: int) -> bool:
     if node.phase in (NodePhase.IDLE, NodePhase.FINISHED):
         return True
     return node.phase is NodePhase.STOPPED and node.generation >= generation
+
+
+def _is_quiet(node: Node) -> bool:
+    """Tell whether nothing runs on the node, of whatever generation."""
+    return node.phase in (NodePhase.IDLE, NodePhase.STOPPED, NodePhase.FINISHED)
 
 
 def _node_label(job: Job, key: str) -> str:

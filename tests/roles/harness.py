@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,12 +154,11 @@ class RunningJob:
         self._err.close()
 
 
-def job_files_left(job: str = "job") -> list[str]:
-    """Return what a job left in shared memory and in the temporary directory."""
-    import tempfile
-
+def job_files(job: RunningJob) -> list[str]:
+    """Return what a job has in shared memory and in the temporary directory."""
+    scratch = json.loads((job.directory / "job.json").read_text())["scratch"]
     places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    return [str(path) for place in places for path in place.glob(f"taskd-{job}-*")]
+    return [str(path) for place in places for path in place.glob(f"taskd-job-*-{scratch}*")]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.roles.harness import RunningJob, eventually, job_files_left, running
+from tests.roles.harness import RunningJob, eventually, job_files, running
 
 STEPS = str(Path(__file__).with_name("steps.py"))
 ROUNDS = int(os.environ.get("TASKD_ROUNDS", "2"))
@@ -74,7 +74,7 @@ def test_a_lost_local_node_loses_its_directories_and_comes_back(tmp_path: Path) 
         status = job.at_step(3)
         node = status["nodes"][1]
         pid = job.pids()[1]
-        kept = [path for path in job_files_left() if "job-1" in path]
+        kept = [path for path in job_files(job) if "taskd-job-1-" in path]
         marks = [Path(path) / "mark" for path in kept]
         for mark in marks:
             mark.touch()
@@ -87,7 +87,7 @@ def test_a_lost_local_node_loses_its_directories_and_comes_back(tmp_path: Path) 
         assert [] == [str(mark) for mark in marks if mark.exists()]
         assert 0 == job.wait()
 
-    assert [] == job_files_left()
+    assert [] == job_files(job)
 
 
 @pytest.mark.parametrize("role", ["manager", "proxy", "agent"])

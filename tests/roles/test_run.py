@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.roles.harness import RunningJob, eventually, job_files_left, running
+from tests.roles.harness import RunningJob, eventually, job_files, running
 
 STEPS = str(Path(__file__).with_name("steps.py"))
 
@@ -21,7 +21,7 @@ def test_a_plain_script_gets_torchruns_ranks_and_ends_with_zero(tmp_path: Path) 
         assert 0 == job.wait()
 
     assert ["0 4", "1 4", "2 4", "3 4"] == sorted(job.out.splitlines())
-    assert [] == job_files_left()
+    assert [] == job_files(job)
 
 
 def test_a_failing_rank_ends_the_job_with_its_code_and_its_story(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_sigterm_to_the_launcher_stops_in_order(tmp_path: Path) -> None:
         assert 143 == job.wait()
 
     assert "saved" in job.out
-    assert [] == job_files_left()
+    assert [] == job_files(job)
 
 
 def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:

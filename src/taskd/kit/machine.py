@@ -40,6 +40,26 @@ def is_port_free(host: str, port: int) -> bool:
         return True
 
 
+def reserve_port(host: str, port: int) -> socket.socket | None:
+    """Hold a port for one's children while none of them listens there; None if somebody has it.
+
+    The bind is exclusive; only then is sharing allowed, and only a socket that asks for it (SO_REUSEPORT, the
+    same user) may bind there too. So a manager can be replaced without another job taking its port meanwhile.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # For the bind alone: a port whose last connections are fading out is free.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, port))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError:
+        holder.close()
+        return None
+    return holder
+
+
 def is_paused(pid: int) -> bool:
     """Tell whether a process was stopped by a signal."""
     try:

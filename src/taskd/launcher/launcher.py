@@ -25,7 +25,7 @@ from taskd.core.status import IncidentStatus
 from taskd.kit import jobs
 from taskd.kit.machine import remove_tree
 from taskd.launcher.notices import drop_missing_preloads, say, slow_imports_notice
-from taskd.launcher.places import NodeDirs, node_dirs
+from taskd.launcher.places import NodeDirs, node_dirs, remove_scratch
 from taskd.launcher.roles import RoleProcess
 from taskd.launcher.topology import LaunchError, LocalNode, Topology, decide_topology
 from taskd.manager.config import ManagerConfig
@@ -56,7 +56,8 @@ class Launcher:
         self._token = os.environ.get("TASKD_TOKEN", "")
         if not self._token and spec.max_nodes == spec.local_nodes and not external_manager:
             self._token = secrets.token_hex(16)
-        self._dirs = {node.key: node_dirs(spec.job, node.key) for node in topology.nodes}
+        self._scratch = secrets.token_hex(3)
+        self._dirs = {node.key: node_dirs(spec.job, node.key, self._scratch) for node in topology.nodes}
         self._manager: RoleProcess | None = None
         self._agents: dict[str, RoleProcess] = {}
         self._proxies: dict[str, RoleProcess] = {}
@@ -91,6 +92,8 @@ class Launcher:
                 role.finished.set()
                 role.kill()
             await asyncio.gather(*keepers, return_exceptions=True)
+            if self._topology.held_port is not None:
+                self._topology.held_port.close()
             for dirs in self._dirs.values():
                 remove_tree(dirs.shm)
                 remove_tree(dirs.tmp)
@@ -128,6 +131,7 @@ class Launcher:
             log_file=str(self._role_logs() / "manager.log"),
             metrics_port=_port_from_env("TASKD_METRICS_PORT"),
             faults=self._spec.faults,
+            port_reserved=True,
         )
 
     def _proxy_role(self, node: LocalNode) -> RoleProcess:
@@ -219,12 +223,6 @@ class Launcher:
                 say(f"all ranks run again (generation {generation})")
 
     def _end_with(self, why: str) -> None:
-        if self._topology.may_lose_race and "in use" in why:
-            # Another launcher on this machine was faster to host the manager: join it.
-            if self._manager is not None:
-                self._manager.finished.set()
-                self._manager = None
-            return
         self._fatal = self._fatal or why
         self._over.set()
 
@@ -271,10 +269,7 @@ class Launcher:
             return
         for abandoned in jobs.sweep():
             jobs.close_abandoned(abandoned, "its launcher was killed", time.time())
-            for node in range(64):
-                dirs = node_dirs(abandoned.job, str(node))
-                remove_tree(dirs.shm)
-                remove_tree(dirs.tmp)
+            remove_scratch(abandoned.job, abandoned.scratch)
         jobs.open_job(
             jobs.JobRecord(
                 job=self._spec.job,
@@ -285,6 +280,7 @@ class Launcher:
                 created_stamp=time.time(),
                 argv=tuple(sys.argv),
                 cwd=str(Path.cwd()),
+                scratch=self._scratch,
             )
         )
 

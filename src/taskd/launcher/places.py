@@ -6,6 +6,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from taskd.kit.machine import remove_tree
+
 SOCKET_LIMIT = 100
 
 
@@ -27,11 +29,23 @@ class NodeDirs:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def node_dirs(job: str, node: str) -> NodeDirs:
-    """Name the directories of a node. A socket's path is short by law, so long names become a digest."""
-    name = f"taskd-{job}-{node}"
+def node_dirs(job: str, node: str, scratch: str) -> NodeDirs:
+    """Name the directories of a node. A socket's path is short by law, so long names become a digest.
+
+    Two jobs of one name may run side by side in two homes; ``scratch`` tells them apart.
+    """
+    name = f"taskd-{job}-{node}-{scratch}"
     memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108
     tmp = Path(tempfile.gettempdir()) / name
     if len(str(tmp)) > SOCKET_LIMIT - len("/proxy.sock"):
         tmp = Path("/tmp") / f"taskd-{hashlib.sha256(str(tmp).encode()).hexdigest()[:16]}"  # noqa: S108
     return NodeDirs(str(memory / f"{name}.shm"), str(tmp))
+
+
+def remove_scratch(job: str, scratch: str) -> None:
+    """Remove what a job left whose launcher had no chance to."""
+    if not scratch:
+        return
+    for place in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
+        for path in place.glob(f"taskd-{job}-*-{scratch}*"):
+            remove_tree(str(path))

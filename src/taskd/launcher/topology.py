@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, LaunchSpec
-from taskd.kit.machine import find_free_port, is_port_free
+from taskd.kit.machine import is_port_free, reserve_port
 
 
 class LaunchError(Exception):
@@ -24,13 +24,13 @@ class LocalNode:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who is where. ``may_lose_race`` means that another launcher here may host the manager instead."""
+    """Who is where. ``held_port`` keeps the manager's port while there is no manager to listen on it."""
 
     hosts_manager: bool
     manager_host: str
     manager_port: int
     nodes: tuple[LocalNode, ...]
-    may_lose_race: bool = False
+    held_port: socket.socket | None = None
 
     @property
     def manager_addr(self) -> str:
@@ -51,14 +51,16 @@ def decide_topology(spec: LaunchSpec) -> Topology:
 def _one_machine(spec: LaunchSpec) -> Topology:
     host = LOCAL_HOST
     port = spec.manager_port
-    if port and not is_port_free(host, port):
+    held = reserve_port(host, port or DEFAULT_MANAGER_PORT)
+    if held is None and port:
         raise LaunchError(f"port {port} of {host} is in use; choose another with --manager-port, or none")
-    if not port:
-        port = DEFAULT_MANAGER_PORT if is_port_free(host, DEFAULT_MANAGER_PORT) else find_free_port(host)
+    held = held or reserve_port(host, 0)
+    if held is None:
+        raise LaunchError(f"no port of {host} is free")
     if spec.master_port and not is_port_free(host, spec.master_port):
         raise LaunchError(f"port {spec.master_port} is in use; choose another with --master-port")
     nodes = tuple(LocalNode(str(rank), rank, host) for rank in range(spec.local_nodes))
-    return Topology(hosts_manager=True, manager_host=host, manager_port=port, nodes=nodes)
+    return Topology(True, host, held.getsockname()[1], nodes, held)
 
 
 def _fixed_ranks(spec: LaunchSpec) -> Topology:
@@ -66,9 +68,11 @@ def _fixed_ranks(spec: LaunchSpec) -> Topology:
     port = spec.manager_port or DEFAULT_MANAGER_PORT
     host = _upstream(spec.master_addr)
     hosts = rank == 0
+    held = None
     if hosts:
         host = os.environ.get("POD_IP") or _resolve(spec.master_addr)
-        if not is_port_free(host, port):
+        held = reserve_port(host, port)
+        if held is None:
             raise LaunchError(
                 f"the manager cannot listen on {host}:{port}; free that port, or choose another with "
                 "--manager-port on every node"
@@ -76,7 +80,7 @@ def _fixed_ranks(spec: LaunchSpec) -> Topology:
         if spec.master_port and not is_port_free(host, spec.master_port):
             raise LaunchError(f"port {spec.master_port} of {host} is in use; choose another --master-port")
     addr = spec.local_addr or (_resolve(spec.master_addr) if hosts else own_address(spec.master_addr))
-    return Topology(hosts, host, port, (LocalNode(str(rank), rank, addr),))
+    return Topology(hosts, host, port, (LocalNode(str(rank), rank, addr),), held)
 
 
 def _meeting_point(spec: LaunchSpec) -> Topology:
@@ -86,9 +90,9 @@ def _meeting_point(spec: LaunchSpec) -> Topology:
     here = spec.rdzv_is_host if spec.rdzv_is_host is not None else _is_here(endpoint)
     host = _resolve(endpoint)
     addr = spec.local_addr or (host if here else own_address(endpoint))
-    hosts = here and is_port_free(host, port)
+    held = reserve_port(host, port) if here else None
     node = LocalNode(secrets.token_hex(4), -1, addr)
-    return Topology(hosts, host, port, (node,), may_lose_race=here)
+    return Topology(held is not None, host, port, (node,), held)
 
 
 def _upstream(address: str) -> str:

@@ -31,8 +31,6 @@ KEEPALIVE = [
 SERVER_OPTIONS = [
     *KEEPALIVE,
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    # Two managers on one port would each see half of the job: the second must fail to bind.
-    ("grpc.so_reuseport", 0),
 ]
 CLIENT_OPTIONS = [
     *KEEPALIVE,
@@ -82,8 +80,14 @@ async def serve_rpc(
     token: str,
     on_stream: Callable[[ServerStream], Awaitable[None]],
     on_call: Callable[[bytes], Awaitable[bytes]],
+    *,
+    reserved: bool = False,
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve the manager's two methods; returns the server and the port it got."""
+    """Serve the manager's two methods; returns the server and the port it got.
+
+    Two managers on one port would each see half of the job, so the second must fail to bind; except where the
+    launcher holds the port for its manager, which is then the only one that comes.
+    """
 
     async def authorise(context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         sent = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
@@ -110,7 +114,7 @@ async def serve_rpc(
         "Join": grpc.stream_stream_rpc_method_handler(cast("Any", join)),
         "Call": grpc.unary_unary_rpc_method_handler(cast("Any", call)),
     }
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", int(reserved))])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     try:
         port = server.add_insecure_port(address)

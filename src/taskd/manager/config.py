@@ -24,5 +24,6 @@ class ManagerConfig:
     log_file: str = ""
     metrics_port: int = 0
     adopt_options: bool = False
+    port_reserved: bool = False
     node_lost_s: float = NODE_LOST_S
     faults: tuple[ScheduledFault, ...] = field(default_factory=tuple)

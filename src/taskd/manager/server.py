@@ -119,7 +119,13 @@ class Manager:
         """Serve until the job has ended; returns how it ended."""
         self._load_timeline()
         address = f"{self._config.host}:{self._config.port}"
-        server, self.port = await serve_rpc(address, self._config.token, self._serve_proxy, self._serve_call)
+        server, self.port = await serve_rpc(
+            address,
+            self._config.token,
+            self._serve_proxy,
+            self._serve_call,
+            reserved=self._config.port_reserved,
+        )
         self._lifeline.say(listening=self.port)
         self._log.info("manager_started", port=self.port, incarnation=self.incarnation)
         ticker = asyncio.ensure_future(self._keep_time())

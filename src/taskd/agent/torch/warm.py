@@ -6,6 +6,7 @@ into a worker in milliseconds, provided that it has touched no device (a CUDA co
 fork), drawn no random number and started no thread.
 """
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ import torch.nn.parallel
 
 def warm() -> str:
     """Load the modules and return a few words on what is loaded."""
+    # By its name: an agent does not know the training side, it only has it ready.
+    importlib.import_module("taskd.train")
     before = torch.get_rng_state()
     with _no_devices():
         parameter = torch.nn.Parameter(torch.zeros(1))

@@ -281,7 +281,7 @@ def test_a_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
     script.write_text("import time\ntime.sleep(1)\n")
     home = tmp_path / "taskd"
     with running(tmp_path, "--nproc-per-node", "2", str(script)) as job:
-        eventually(lambda: (job.directory / "status.json").exists(), "the first status")
+        eventually((job.directory / "status.json").exists, "the first status")
         for path in (home / "jobs" / "job").glob("status.json*"):
             path.unlink()
         (home / "jobs" / "job" / "status.json").mkdir()

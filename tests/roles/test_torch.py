@@ -51,7 +51,7 @@ def test_workers_get_torchruns_environment(tmp_path: Path) -> None:
 
 
 def test_a_restart_from_warm_processes_trains_on(tmp_path: Path) -> None:
-    """A rank dies at a step of a DDP run: it goes on from the checkpoint, without a second import of torch."""
+    """A rank dies at a step of a DDP run: it goes on from the checkpoint, with torch imported already."""
     faults = tmp_path / "faults.jsonl"
     faults.write_text('{"step": 25, "rank": 0, "kind": "kill"}\n{"step": 33, "rank": 3, "kind": "raise"}\n')
     checkpoint = str(tmp_path / "last.pt")

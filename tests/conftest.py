@@ -10,8 +10,8 @@ import pytest
 def close_stray_event_loop() -> Iterator[None]:
     """Close the loop that pytest-asyncio leaves set between tests.
 
-    Before Python 3.12 it makes one by asking for "the current loop"; a later ``asyncio.run`` in the same thread
-    drops it unclosed, and whichever test is running when it is collected gets the blame.
+    Before Python 3.12 it makes one by asking for "the current loop"; a later ``asyncio.run`` in the same
+    thread drops it unclosed, and whichever test is running when it is collected gets the blame.
     """
     yield
     local = getattr(asyncio.get_event_loop_policy(), "_local", None)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from taskd.core import job as machine
+from taskd.core import jobread
 from taskd.core.exits import Exit, ExitCode
 from taskd.core.jobstate import (
     Ending,
@@ -103,7 +104,7 @@ def test_the_manager_leaves_only_when_every_agent_is_done() -> None:
     """EndJob comes with the last answer, or when the silent ones are given up."""
     play = scene(2).running()
     play.step(StopRequested(play.at(), "enough", 0))
-    play.report("0", OrderDone(machine.FINISH_ORDER, ok=True))
+    play.report("0", OrderDone(jobread.FINISH_ORDER, ok=True))
     assert JobPhase.FINISHING == play.job.phase
 
     effects = play.lost("1")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from taskd.core import endings, jobread
 from taskd.core import job as machine
 from taskd.core import node as agent
 from taskd.core.exits import Exit, ExitCode
@@ -273,6 +274,6 @@ def test_an_ending_that_was_decided_outlives_its_manager() -> None:
     effects = play.announce("1", phase=NodePhase.RUNNING, generation=3)
 
     assert [Finish] == [type(effect.order) for effect in effects if isinstance(effect, SendOrder)]
-    play.report("1", OrderDone(machine.FINISH_ORDER, ok=True))
-    play.step(Ticked(play.at(machine.REACH_S)))
+    play.report("1", OrderDone(jobread.FINISH_ORDER, ok=True))
+    play.step(Ticked(play.at(endings.REACH_S)))
     assert (JobPhase.ENDED, 4) == (play.job.phase, play.job.incidents)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from taskd.core import endings
 from taskd.core import job as job_machine
 from taskd.core import node as node_machine
 from taskd.core.delivery import Channel, Packet, Received
@@ -125,10 +126,10 @@ def _leave_nothing_told(job: Job, now: float, ending: Any) -> Any:
 
 
 ORDER_START = job_machine._order_start
-FINISH = job_machine._finish
+FINISH = endings.finish
 
 Patch = tuple[object, str, Callable[..., Any]]
-IMPATIENT: list[Patch] = [(job_machine, "_is_down", _down_at_once), (job_machine, "_is_quiet", _down_at_once)]
+IMPATIENT: list[Patch] = [(job_machine, "is_down", _down_at_once), (job_machine, "is_quiet", _down_at_once)]
 
 # Where two rules guard the same promise, one of them alone may be broken without harm: both are then.
 MUTANTS: dict[str, tuple[list[Patch], str]] = {
@@ -139,8 +140,8 @@ MUTANTS: dict[str, tuple[list[Patch], str]] = {
         [(job_machine, "_order_start", _start_again)],
         "generation",
     ),
-    "a manager that ignores the budget": ([(job_machine, "_give_up", _never_give_up)], "restarts"),
-    "a manager that does not tell the agents": ([(job_machine, "_finish", _leave_nothing_told)], "told"),
+    "a manager that ignores the budget": ([(job_machine, "decide_give_up", _never_give_up)], "restarts"),
+    "a manager that does not tell the agents": ([(job_machine, "finish", _leave_nothing_told)], "told"),
     "a numbering that accepts everything": ([(Channel, "receive", _accept_everything)], ""),
 }
 

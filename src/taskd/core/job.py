@@ -13,13 +13,28 @@ A manager that was born into a running job is in GATHERING like any other. What 
 how far its predecessor came, and it goes on from there: see ``_resume``.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
+from taskd.core.endings import check_finishing, check_success, decide_give_up, finish
 from taskd.core.exits import ExitCode
 from taskd.core.failures import Failure, describe_exit
 from taskd.core.incidents import Incident
+from taskd.core.jobread import (
+    FINISH_ORDER,
+    finish_order,
+    is_down,
+    is_member,
+    is_quiet,
+    member_views,
+    newer_view,
+    node_label,
+    note_progress,
+    refuse_stale,
+    stop_order,
+    stopped_view,
+    with_node,
+)
 from taskd.core.jobstate import (
     Culprit,
     Effect,
@@ -55,9 +70,7 @@ from taskd.core.messages import (
 )
 from taskd.core.status import JobPhase, PhaseName
 
-FINISH_ORDER = "finish"
 FINISH_MARGIN_S = 10.0
-REACH_S = 5.0
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
@@ -74,9 +87,9 @@ def step(job: Job, event: Event) -> Outcome:
         case StopRequested():
             if job.ending is not None:
                 return job, ()
-            return _finish(job, event.now, Ending(event.code, event.why))
+            return finish(job, event.now, Ending(event.code, event.why))
         case Ticked():
-            return _ticked(job, event.now)
+            return _ticked(job, event.now, event.stamp)
         case _:
             assert_never(event)
 
@@ -113,23 +126,23 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         finished=announce.phase is NodePhase.FINISHED,
         workers={view.rank: view for view in announce.workers},
     )
-    job = _with_node(job, node)
+    job = with_node(job, node)
     if job.ending is not None:
-        finish = _finish_order(job, job.ending)
-        job, effects = _finishing(job, event.now)
+        finish = finish_order(job, job.ending)
+        job, effects = check_finishing(job, event.now)
         return job, (SendOrder(key, finish), *effects)
     if job.phase is JobPhase.GATHERING:
         # A newborn manager may go on with what runs; one that has given a generation up may not.
         leftovers = _stop_leftovers(job, node) if job.generation else ()
         job, effects = _gather(job, event.now, event.stamp)
         return job, (*leftovers, *effects)
-    if job.phase is JobPhase.STOPPING and _is_member(job, key):
+    if job.phase is JobPhase.STOPPING and is_member(job, key):
         # It may have been out of reach when the others were told to stop.
-        down = _is_down(node, job.generation)
-        stop: tuple[Effect, ...] = () if down else (SendOrder(key, _stop_order(job, job.reason)),)
+        down = is_down(node, job.generation)
+        stop: tuple[Effect, ...] = () if down else (SendOrder(key, stop_order(job, job.reason)),)
         job, effects = _stopping(job, event.now)
         return job, (*stop, *effects)
-    if not _is_member(job, key):
+    if not is_member(job, key):
         return job, _stop_leftovers(job, node)
     if node.generation == job.generation and node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
         # The same processes in another conversation; an answer may have been lost with the old one.
@@ -137,7 +150,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         job, more = _adopt_failures(job, event.now, event.stamp, key)
         return job, (*effects, *more)
     if known is not None and known.incarnation != event.incarnation:
-        what = f"the agent of node {_node_label(job, key)} was replaced; its processes are gone"
+        what = f"the agent of node {node_label(job, key)} was replaced; its processes are gone"
         return _fault(job, event.now, event.stamp, "agent", Culprit(key, what, ExitCode.FAILED))
     return _adopt_failures(job, event.now, event.stamp, key)
 
@@ -146,14 +159,14 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
     node = job.nodes.get(event.node)
     if node is None or node.lost or node.finished or node.incarnation != event.incarnation:
         return job, ()
-    job = _with_node(job, replace(node, lost=event.why))
+    job = with_node(job, replace(node, lost=event.why))
     match job.phase:
         case JobPhase.FINISHING:
-            return _finishing(job, event.now)
+            return check_finishing(job, event.now)
         case JobPhase.STOPPING:
             return _stopping(job, event.now)
-        case JobPhase.STARTING | JobPhase.RUNNING if _is_member(job, event.node):
-            what = f"node {_node_label(job, event.node)} was lost: {event.why}"
+        case JobPhase.STARTING | JobPhase.RUNNING if is_member(job, event.node):
+            what = f"node {node_label(job, event.node)} was lost: {event.why}"
             return _fault(job, event.now, event.stamp, "node", Culprit(event.node, what, ExitCode.FAILED))
         case _:
             return job, ()
@@ -168,7 +181,7 @@ def _gather(job: Job, now: float, stamp: float) -> Outcome:
         return replace(job, reason=f"waiting for {missing} of {job.options.max_nodes} nodes"), ()
     if job.generation == 0 and any(node.generation for node in usable):
         return _resume(job, now, stamp)
-    if job.generation and not all(_is_quiet(node) for node in usable):
+    if job.generation and not all(is_quiet(node) for node in usable):
         return replace(job, reason="waiting for processes of an older generation to end"), ()
     return _begin(job, now)
 
@@ -189,8 +202,8 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         generation=generation,
         restarts=plan.restart_count,
         budget=replace(job.budget, used=dict(plan.faults)),
-        joins=any(view.state is WorkerState.JOINED or view.step >= 0 for view in _views(job)),
-        steps=any(view.step >= 0 for view in _views(job)),
+        joins=any(view.state is WorkerState.JOINED or view.step >= 0 for view in member_views(job)),
+        steps=any(view.step >= 0 for view in member_views(job)),
         since=now,
     )
     members = [usable.get(place.node) for place in plan.places]
@@ -210,7 +223,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         job, orders = _order_start(job, plan, waiting)
         job, more = _starting(job, now)
         for node in usable.values():
-            more = (*more, *(() if _is_member(job, node.key) else _stop_leftovers(job, node)))
+            more = (*more, *(() if is_member(job, node.key) else _stop_leftovers(job, node)))
         for node in current:
             job, failed = _adopt_failures(job, now, stamp, node.key)
             more = (*more, *failed)
@@ -228,7 +241,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
 
 def _stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
     """Have a node that was out of reach stop what it still runs; that was given up and gets no grace."""
-    if _is_quiet(node):
+    if is_quiet(node):
         return ()
     why = f"the job went on without this node; it is at generation {job.generation}"
     return (SendOrder(node.key, Stop(f"{node.generation}/stop", node.generation, 0.0, why)),)
@@ -236,7 +249,7 @@ def _stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
     """Act on processes that an announcement shows as failed."""
-    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not _is_member(job, key):
+    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not is_member(job, key):
         return job, ()
     node = job.nodes[key]
     for view in node.workers.values():
@@ -253,7 +266,7 @@ def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
                 log=view.log,
             )
             return _worker_exited(job, Reported(now, stamp, key, node.incarnation, report), report)
-    return _finished_or(job, now)
+    return check_success(job, now)
 
 
 # --- what agents tell ------------------------------------------------------------------------------------
@@ -270,26 +283,26 @@ def _reported(job: Job, event: Reported) -> Outcome:
         case OrderDone(order=order):
             if order != FINISH_ORDER:
                 return job, ()
-            job = _with_node(job, replace(node, finished=True))
-            return _stopping(job, event.now) if job.ending is None else _finishing(job, event.now)
+            job = with_node(job, replace(node, finished=True))
+            return _stopping(job, event.now) if job.ending is None else check_finishing(job, event.now)
         case Beat():
             if report.generation != job.generation:
                 return job, ()
-            job = _progressed(job, event.node, report.steps, report.joined)
+            job = note_progress(job, event.node, report.steps, report.joined)
             return _after_progress(job, event.now)
         case Progress():
             if report.generation != job.generation:
-                return job, (_stale(event.node, report.generation, job),)
+                return job, (refuse_stale(event.node, report.generation, job),)
             joined = (report.rank,) if report.joined else ()
-            job = _progressed(job, event.node, {report.rank: report.step}, joined)
+            job = note_progress(job, event.node, {report.rank: report.step}, joined)
             return _after_progress(job, event.now)
         case WorkersStarted():
             # Compared with the node, not with the job: a newborn manager has no generation while it gathers,
             # and what happens meanwhile must be in its picture.
             if report.generation < node.generation:
-                return job, (_stale(event.node, report.generation, job),)
-            views = {view.rank: _newer(node.workers.get(view.rank), view) for view in report.workers}
-            job = _with_node(
+                return job, (refuse_stale(event.node, report.generation, job),)
+            views = {view.rank: newer_view(node.workers.get(view.rank), view) for view in report.workers}
+            job = with_node(
                 job, replace(node, phase=NodePhase.RUNNING, generation=report.generation, workers=views)
             )
             return _starting(job, event.now)
@@ -298,15 +311,15 @@ def _reported(job: Job, event: Reported) -> Outcome:
         case WorkersStopped():
             if report.generation < node.generation:
                 # The answer to an older order: what was ordered since is on its way or running already.
-                return job, (_stale(event.node, report.generation, job),)
-            job = _with_node(
+                return job, (refuse_stale(event.node, report.generation, job),)
+            job = with_node(
                 job,
                 replace(
                     node,
                     phase=NodePhase.STOPPED,
                     generation=report.generation,
                     free_port=report.free_port,
-                    workers={rank: _stopped(view) for rank, view in node.workers.items()},
+                    workers={rank: stopped_view(view) for rank, view in node.workers.items()},
                 ),
             )
             if job.phase is JobPhase.GATHERING:
@@ -319,15 +332,15 @@ def _reported(job: Job, event: Reported) -> Outcome:
 def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     node = job.nodes[event.node]
     if report.generation != node.generation:
-        return job, (_stale(event.node, report.generation, job),)
+        return job, (refuse_stale(event.node, report.generation, job),)
     state = WorkerState.SUCCEEDED if report.exit.ok else WorkerState.FAILED
     view = WorkerView(report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log)
-    job = _with_node(job, replace(node, workers={**node.workers, report.rank: view}))
-    if report.generation != job.generation or not _is_member(job, event.node):
+    job = with_node(job, replace(node, workers={**node.workers, report.rank: view}))
+    if report.generation != job.generation or not is_member(job, event.node):
         return job, ()  # kept for a manager that still gathers; of no consequence otherwise
     if report.exit.ok:
-        return _finished_or(job, event.now)
-    who = f"rank {report.rank} (node {_node_label(job, event.node)}, pid {report.pid})"
+        return check_success(job, event.now)
+    who = f"rank {report.rank} (node {node_label(job, event.node)}, pid {report.pid})"
     what = f"{who} {describe_exit(report.exit)}"
     if report.step >= 0:
         what += f" at step {report.step}"
@@ -406,9 +419,9 @@ def _fault(
         culprit=culprit,
         streak=job.streak.extend(failure) if failure else job.streak,
     )
-    stop = _stop_order(job, culprit.what)
+    stop = stop_order(job, culprit.what)
     for key, node in job.nodes.items():
-        if node.usable and _is_member(job, key):
+        if node.usable and is_member(job, key):
             effects.append(SendOrder(key, stop))
         elif node.usable:
             effects.extend(_stop_leftovers(job, node))
@@ -421,16 +434,16 @@ def _stopping(job: Job, now: float) -> Outcome:
         return job, ()
     for place in job.plan.places:
         node = job.nodes.get(place.node)
-        if node is not None and node.usable and not _is_down(node, job.generation):
+        if node is not None and node.usable and not is_down(node, job.generation):
             return job, ()
     incident, culprit = job.incident, job.culprit
     if incident is None or culprit is None:
         return _begin(job, now)
     incident = incident.mark(PhaseName.RELEASE, now)
-    ending = _give_up(job, culprit)
+    ending = decide_give_up(job, culprit)
     if ending is not None:
         incident = replace(incident, strategy="exit", reason=ending.reason, outcome="job ended")
-        job, effects = _finish(replace(job, incident=None), now, ending)
+        job, effects = finish(replace(job, incident=None), now, ending)
         return job, (RecordIncident(incident), *effects)
     budget = job.budget.spend(culprit.node) if culprit.node else job.budget
     used = budget.used.get(culprit.node, 0)
@@ -441,24 +454,6 @@ def _stopping(job: Job, now: float) -> Outcome:
     )
     job, effects = _gather(job, now, incident.stamp)
     return job, (RecordIncident(incident), *effects)
-
-
-def _give_up(job: Job, culprit: Culprit) -> Ending | None:
-    """Decide whether the job ends instead of restarting, and say why."""
-    log = f"; its log is {culprit.log}" if culprit.log else ""
-    if culprit.node and job.budget.spent(culprit.node):
-        used = job.budget.used.get(culprit.node, 0)
-        reason = f"{culprit.what}; all {used} restarts of this node are used up{log}"
-        if job.budget.limit == 0:
-            reason = f"{culprit.what}; restarts are off (--max-restarts 0){log}"
-        return Ending(culprit.code, reason)
-    if job.streak.hopeless and not job.options.keep_trying:
-        reason = (
-            f"{culprit.what}; the same failure at the same place {job.streak.count} times in a row, so "
-            f"restarting will not help (--keep-trying goes on){log}"
-        )
-        return Ending(culprit.code or ExitCode.REPEATING, reason)
-    return None
 
 
 def _begin(job: Job, now: float) -> Outcome:
@@ -490,7 +485,7 @@ def _begin(job: Job, now: float) -> Outcome:
 def _order_start(job: Job, plan: Plan, nodes: list[Node]) -> Outcome:
     """Order nodes to start, and count them as starting from here on: a stop may overtake their answer."""
     for node in nodes:
-        job = _with_node(job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={}))
+        job = with_node(job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={}))
     return job, tuple(SendOrder(node.key, Start(f"{plan.generation}/start", plan)) for node in nodes)
 
 
@@ -515,10 +510,10 @@ def _starting(job: Job, now: float) -> Outcome:
             return job, ()
     job = replace(job, phase=JobPhase.RUNNING, reason=f"all {job.plan.world_size} ranks run", since=now)
     if job.incident is None:
-        return _finished_or(job, now)
+        return check_success(job, now)
     job = replace(job, incident=job.incident.mark(PhaseName.SPAWN, now))
     job, effects = _after_progress(job, now)
-    job, more = _finished_or(job, now)
+    job, more = check_success(job, now)
     return job, (*effects, *more)
 
 
@@ -527,7 +522,7 @@ def _after_progress(job: Job, now: float) -> Outcome:
     incident = job.incident
     if incident is None or job.phase is not JobPhase.RUNNING:
         return job, ()
-    views = _views(job)
+    views = member_views(job)
     if job.joins and not all(view.state is not WorkerState.RUNNING for view in views):
         return job, ()
     if job.joins:
@@ -540,49 +535,7 @@ def _after_progress(job: Job, now: float) -> Outcome:
     return replace(job, incident=None), (RecordIncident(incident),)
 
 
-def _finished_or(job: Job, now: float) -> Outcome:
-    """End the job if every process succeeded."""
-    if job.phase is not JobPhase.RUNNING or job.plan is None:
-        return job, ()
-    views = _views(job)
-    if len(views) < job.plan.world_size or any(view.state is not WorkerState.SUCCEEDED for view in views):
-        return job, ()
-    effects: tuple[Effect, ...] = ()
-    if job.incident is not None:
-        effects = (RecordIncident(replace(job.incident, outcome="recovered")),)
-        job = replace(job, incident=None)
-    job, more = _finish(job, now, Ending(ExitCode.OK, f"all {len(views)} ranks finished"))
-    return job, (*effects, *more)
-
-
-def _finish(job: Job, now: float, ending: Ending) -> Outcome:
-    closed: tuple[Effect, ...] = ()
-    if job.incident is not None:
-        closed = (RecordIncident(replace(job.incident, strategy="exit", outcome="job ended")),)
-    job = replace(
-        job, phase=JobPhase.FINISHING, reason=ending.reason, since=now, ending=ending, incident=None
-    )
-    orders = tuple(
-        SendOrder(key, _finish_order(job, ending)) for key, node in job.nodes.items() if node.usable
-    )
-    job, effects = _finishing(job, now)
-    return job, (*closed, *orders, *effects)
-
-
-def _finishing(job: Job, now: float) -> Outcome:
-    if job.phase is not JobPhase.FINISHING or job.ending is None:
-        return job, ()
-    if any(node.usable for node in job.nodes.values()):
-        return job, ()
-    expected = [place.node for place in job.plan.places] if job.plan else []
-    missing = len(job.nodes) < job.options.min_nodes or any(key not in job.nodes for key in expected)
-    given_up = job.ending.code == ExitCode.NODES_MISSING or now - job.since >= REACH_S
-    if missing and not given_up:
-        return job, ()  # a newborn manager: agents that are there may not have found it yet
-    return replace(job, phase=JobPhase.ENDED), (EndJob(job.ending),)
-
-
-def _ticked(job: Job, now: float) -> Outcome:
+def _ticked(job: Job, now: float, stamp: float) -> Outcome:
     waited = now - job.since
     match job.phase:
         case JobPhase.GATHERING if waited >= job.options.join_timeout_s:
@@ -591,97 +544,14 @@ def _ticked(job: Job, now: float) -> Outcome:
                 f"{have} of {job.options.min_nodes} nodes were there after {job.options.join_timeout_s:g} s; "
                 "start the missing ones, or allow fewer with --nnodes MIN:MAX"
             )
-            return _finish(job, now, Ending(ExitCode.NODES_MISSING, reason))
+            return finish(job, now, Ending(ExitCode.NODES_MISSING, reason))
         case JobPhase.GATHERING:
-            return _gather(job, now, 0.0) if job.nodes else (job, ())
+            return _gather(job, now, stamp) if job.nodes else (job, ())
         case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
             if job.ending is None:
                 return job, ()
             return replace(job, phase=JobPhase.ENDED), (EndJob(job.ending),)
         case JobPhase.FINISHING:
-            return _finishing(job, now)
+            return check_finishing(job, now)
         case _:
             return job, ()
-
-
-# --- small readers ---------------------------------------------------------------------------------------
-
-
-def _stop_order(job: Job, why: str) -> Stop:
-    return Stop(f"{job.generation}/stop", job.generation, job.options.stop_grace_s, why)
-
-
-def _finish_order(job: Job, ending: Ending) -> Finish:
-    return Finish(FINISH_ORDER, ending.code, ending.reason, ending.report, job.options.stop_grace_s)
-
-
-def _with_node(job: Job, node: Node) -> Job:
-    return replace(job, nodes={**job.nodes, node.key: node})
-
-
-def _is_member(job: Job, key: str) -> bool:
-    return job.plan is not None and job.plan.place_of(key) is not None
-
-
-def _is_down(node: Node, generation: int) -> bool:
-    """Tell whether nothing of a generation, nor of an older one, runs on the node."""
-    if node.phase in (NodePhase.IDLE, NodePhase.FINISHED):
-        return True
-    return node.phase is NodePhase.STOPPED and node.generation >= generation
-
-
-def _is_quiet(node: Node) -> bool:
-    """Tell whether nothing runs on the node, of whatever generation."""
-    return node.phase in (NodePhase.IDLE, NodePhase.STOPPED, NodePhase.FINISHED)
-
-
-def _node_label(job: Job, key: str) -> str:
-    place = job.plan.place_of(key) if job.plan else None
-    return str(place.node_rank) if place else key
-
-
-def _views(job: Job) -> list[WorkerView]:
-    if job.plan is None:
-        return [view for node in job.nodes.values() for view in node.workers.values()]
-    nodes = [job.nodes.get(place.node) for place in job.plan.places]
-    return [
-        view
-        for node in nodes
-        if node is not None and node.generation == job.plan.generation
-        for view in node.workers.values()
-    ]
-
-
-def _stale(node: str, generation: int, job: Job) -> Refuse:
-    return Refuse(node, f"report of generation {generation}; the job is at {job.generation}")
-
-
-def _newer(old: WorkerView | None, new: WorkerView) -> WorkerView:
-    """Keep what is already known of the same process: its exit may be reported before its start."""
-    return old if old is not None and old.pid == new.pid else new
-
-
-def _stopped(view: WorkerView) -> WorkerView:
-    return replace(view, state=WorkerState.STOPPED) if view.state.alive else view
-
-
-def _progressed(job: Job, key: str, steps: Mapping[int, int], joined: tuple[int, ...]) -> Job:
-    """Note how far ranks of a node are, in one go: a large job hears this thousands of times a second."""
-    node = job.nodes[key]
-    changed: dict[int, WorkerView] = {}
-    for rank, at_step in steps.items():
-        view = node.workers.get(rank)
-        if view is None or not view.state.alive:
-            continue
-        state = WorkerState.JOINED if rank in joined or at_step >= 0 else view.state
-        if (state, at_step) != (view.state, view.step):
-            at = max(at_step, view.step)
-            changed[rank] = WorkerView(rank, view.local_rank, view.pid, state, at, view.exit, view.log)
-    if not changed:
-        return job
-    return replace(
-        job,
-        nodes={**job.nodes, key: replace(node, workers={**node.workers, **changed})},
-        joins=job.joins or any(view.state is WorkerState.JOINED for view in changed.values()),
-        steps=job.steps or any(view.step >= 0 for view in changed.values()),
-    )

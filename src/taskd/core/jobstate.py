@@ -126,6 +126,7 @@ class Ticked:
     """Time passed."""
 
     now: float
+    stamp: float = 0.0
 
 
 Event = NodeAnnounced | NodeLost | Reported | StopRequested | Ticked

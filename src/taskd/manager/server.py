@@ -17,9 +17,9 @@ from dataclasses import replace
 import msgspec
 
 from taskd.core import job as machine
-from taskd.core.delivery import Channel
+from taskd.core.delivery import Conversations
 from taskd.core.failures import Budget
-from taskd.core.incidents import describe_news
+from taskd.core.incidents import close_left_open, describe_news
 from taskd.core.jobstate import (
     Effect,
     Ending,
@@ -102,7 +102,7 @@ class Manager:
         self._started_stamp = time.time()
         self._streams: dict[str, ServerStream] = {}
         self._proxy_pids: dict[str, int] = {}
-        self._channels: dict[str, Channel[Message]] = {}
+        self._conversations: Conversations[Message] = Conversations(self.incarnation)
         self._seen: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._paused: frozenset[int] = frozenset()
@@ -158,8 +158,8 @@ class Manager:
                 self._seen = dict.fromkeys(self._seen, now)
             last = now
             self._check_leases(now)
-            self._apply(Ticked(now))
-            for node, channel in self._channels.items():
+            self._apply(Ticked(now, time.time()))
+            for node, channel in self._conversations.all():
                 for packet in channel.resend_due(now):
                     self._push(node, pack_packet(*self._heading(node), packet))
             if now - saved >= STATUS_EVERY_S:
@@ -168,16 +168,16 @@ class Manager:
 
     def _check_leases(self, now: float) -> None:
         for node, seen in list(self._seen.items()):
-            channel = self._channels.get(node)
-            if channel is not None and now - seen > self._config.node_lost_s:
-                why = f"no sign of life for {self._config.node_lost_s:g} s"
-                self._give_up(node, channel, why, now)
+            if now - seen > self._config.node_lost_s:
+                self._give_up(node, f"no sign of life for {self._config.node_lost_s:g} s", now)
 
-    def _give_up(self, node: str, channel: Channel[Message], why: str, now: float) -> None:
+    def _give_up(self, node: str, why: str, now: float) -> None:
         """Count a node as lost; if it speaks again it must announce itself again."""
         self._seen.pop(node, None)
-        self._channels.pop(node, None)
-        self._apply(NodeLost(now, time.time(), node, channel.peer, why))
+        channel = self._conversations.with_node(node)
+        if channel is not None:
+            self._conversations.end(node)
+            self._apply(NodeLost(now, time.time(), node, channel.peer, why))
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class Manager:
                 return message.node
             case AgentGone():
                 self._log.warning("agent_gone", node=message.node)
-                channel = self._channels.get(message.node)
+                channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
-                    self._give_up(message.node, channel, "its agent died", now)
+                    self._give_up(message.node, "its agent died", now)
             case Progress():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
@@ -242,7 +242,7 @@ class Manager:
             sender=self.incarnation,
         )
         stream.send(encode_envelope(greeting))
-        channel = self._channels.get(hello.node)
+        channel = self._conversations.with_node(hello.node)
         if channel is not None:
             for packet in channel.resend_all(time.monotonic()):
                 self._push(hello.node, pack_packet(*self._heading(hello.node), packet))
@@ -250,15 +250,13 @@ class Manager:
     def _take_from_agent(self, envelope: Envelope) -> None:
         node = envelope.src.split("/", 1)[1]
         now = time.monotonic()
-        channel = self._channels.get(node)
         packet = unpack_packet(envelope)
-        if channel is None or channel.peer != packet.sender:
-            if not isinstance(packet.message, Announce) or packet.receiver != self.incarnation:
-                self._log.info("refused", src=envelope.src, kind=envelope.kind, why="not announced yet")
+        channel = self._conversations.find(node, packet, opens=isinstance(packet.message, Announce))
+        if channel is None:
+            self._log.info("refused", src=envelope.src, kind=envelope.kind, why="not announced yet")
+            if self._conversations.with_node(node) is None:
                 self._ask_anew(node, packet.receiver, now)
-                return
-            channel = Channel(self.incarnation, packet.sender)
-            self._channels[node] = channel
+            return
         self._seen[node] = now
         received = channel.receive(packet, now)
         if received.refused:
@@ -326,8 +324,10 @@ class Manager:
     # --- effects -----------------------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
-        before = self.job.phase, self.job.generation
+        before, decided = (self.job.phase, self.job.generation), self.job.ending is not None
         self.job, effects = machine.step(self.job, event)
+        if self.job.ending is not None and not decided:
+            self._save_status()  # before anybody hears of it: a successor must not go on
         for effect in effects:
             self._carry_out(effect)
         if (self.job.phase, self.job.generation) != before:
@@ -359,7 +359,7 @@ class Manager:
 
     def send_order(self, node: str, order: Message) -> None:
         """Give an order to an agent; it is repeated until acknowledged."""
-        channel = self._channels.get(node)
+        channel = self._conversations.with_node(node)
         if channel is None:
             return
         packet = channel.send(order, time.monotonic())
@@ -470,15 +470,29 @@ class Manager:
         return await answer_call(self, request)
 
     def _load_timeline(self) -> None:
+        """Take over what a predecessor wrote down, unless it belongs to an earlier job of this name.
+
+        A launcher clears that away before it starts a manager. A manager.py has no launcher: there, a status
+        that tells of an end is of another job.
+        """
+        before = jobs.read_status(self._config.job)
+        if not self._config.port_reserved and before is not None and before.exit_code is not None:
+            return
         try:
             known = jobs.read_timeline(self._config.job)
         except (OSError, LookupError):
             known = []
-        self._incidents = {incident.number: incident for incident in known}
-        self.job = replace(self.job, incidents=max(self._incidents, default=0))
-        before = jobs.read_status(self._config.job)
+        self._incidents = {incident.number: close_left_open(incident) for incident in known}
+        for incident in known:
+            if self._incidents[incident.number] != incident:
+                with contextlib.suppress(OSError):
+                    jobs.append_incident(self._config.job, self._incidents[incident.number])
+        ending = None
         if before is not None:
             self._started_stamp = before.started_stamp
+            if before.exit_code is not None:
+                ending = Ending(before.exit_code, before.reason)
+        self.job = machine.take_over(self.job, max(self._incidents, default=0), ending)
 
     def _save_status(self) -> None:
         try:

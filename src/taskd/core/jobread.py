@@ -1,0 +1,97 @@
+"""Small questions to a job's state, and small changes of it, that the machine's parts share."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from taskd.core.jobstate import Ending, Job, Node, Refuse
+from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
+
+FINISH_ORDER = "finish"
+
+
+def stop_order(job: Job, why: str) -> Stop:
+    """Return the order to stop the current generation."""
+    return Stop(f"{job.generation}/stop", job.generation, job.options.stop_grace_s, why)
+
+
+def finish_order(job: Job, ending: Ending) -> Finish:
+    """Return the order to leave."""
+    return Finish(FINISH_ORDER, ending.code, ending.reason, ending.report, job.options.stop_grace_s)
+
+
+def with_node(job: Job, node: Node) -> Job:
+    """Return the job with a node changed or added."""
+    return replace(job, nodes={**job.nodes, node.key: node})
+
+
+def is_member(job: Job, key: str) -> bool:
+    """Tell whether the current plan gives a node ranks."""
+    return job.plan is not None and job.plan.place_of(key) is not None
+
+
+def is_down(node: Node, generation: int) -> bool:
+    """Tell whether nothing of a generation, nor of an older one, runs on the node."""
+    if node.phase in (NodePhase.IDLE, NodePhase.FINISHED):
+        return True
+    return node.phase is NodePhase.STOPPED and node.generation >= generation
+
+
+def is_quiet(node: Node) -> bool:
+    """Tell whether nothing runs on the node, of whatever generation."""
+    return node.phase in (NodePhase.IDLE, NodePhase.STOPPED, NodePhase.FINISHED)
+
+
+def node_label(job: Job, key: str) -> str:
+    """Name a node for a person: by its rank where it has one."""
+    place = job.plan.place_of(key) if job.plan else None
+    return str(place.node_rank) if place else key
+
+
+def member_views(job: Job) -> list[WorkerView]:
+    """Return the workers of the current plan, as far as they are known."""
+    if job.plan is None:
+        return [view for node in job.nodes.values() for view in node.workers.values()]
+    nodes = [job.nodes.get(place.node) for place in job.plan.places]
+    return [
+        view
+        for node in nodes
+        if node is not None and node.generation == job.plan.generation
+        for view in node.workers.values()
+    ]
+
+
+def refuse_stale(node: str, generation: int, job: Job) -> Refuse:
+    """Refuse what belongs to another generation."""
+    return Refuse(node, f"report of generation {generation}; the job is at {job.generation}")
+
+
+def newer_view(old: WorkerView | None, new: WorkerView) -> WorkerView:
+    """Keep what is already known of the same process: its exit may be reported before its start."""
+    return old if old is not None and old.pid == new.pid else new
+
+
+def stopped_view(view: WorkerView) -> WorkerView:
+    """Return a worker that was alive as stopped."""
+    return replace(view, state=WorkerState.STOPPED) if view.state.alive else view
+
+
+def note_progress(job: Job, key: str, steps: Mapping[int, int], joined: tuple[int, ...]) -> Job:
+    """Note how far ranks of a node are, in one go: a large job hears this thousands of times a second."""
+    node = job.nodes[key]
+    changed: dict[int, WorkerView] = {}
+    for rank, at_step in steps.items():
+        view = node.workers.get(rank)
+        if view is None or not view.state.alive:
+            continue
+        state = WorkerState.JOINED if rank in joined or at_step >= 0 else view.state
+        if (state, at_step) != (view.state, view.step):
+            at = max(at_step, view.step)
+            changed[rank] = WorkerView(rank, view.local_rank, view.pid, state, at, view.exit, view.log)
+    if not changed:
+        return job
+    return replace(
+        job,
+        nodes={**job.nodes, key: replace(node, workers={**node.workers, **changed})},
+        joins=job.joins or any(view.state is WorkerState.JOINED for view in changed.values()),
+        steps=job.steps or any(view.step >= 0 for view in changed.values()),
+    )

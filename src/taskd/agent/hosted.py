@@ -44,6 +44,7 @@ from taskd.core.messages import (
 from taskd.core.node import (
     DoFault,
     Execute,
+    InterruptProcesses,
     Leave,
     NodeEffect,
     NodeEvent,
@@ -439,6 +440,9 @@ class HostedAgent:
                 self._work.put(effect)
             case SignalProcesses() | Leave():
                 self._work.put(effect)
+            case InterruptProcesses():
+                # Ranks of another launcher are restarted as a whole; they never say that they keep a state.
+                self._log.warning("interrupt_without_effect", ranks=effect.ranks)
             case Tell():
                 self._uplink.tell(effect.report)
             case TellStopped():

@@ -46,14 +46,18 @@ class RankFiles:
     stderr: str
     error_file: str
     page: str
+    slot: str
 
 
 def rank_files(config: AgentConfig, plan: Plan, place: NodePlace, local_rank: int) -> RankFiles:
-    """Name the files of a rank, in torchrun's layout: one directory per attempt and local rank."""
+    """Name the files of a rank, in torchrun's layout: one directory per attempt and local rank.
+
+    The attempt counts generations: a rank that was replaced alone has one of its own.
+    """
     root = Path(config.spec.logs.directory or config.logs_dir) / config.spec.run_id
     if config.spec.local_nodes > 1:
         root /= f"node_{place.node_rank}"
-    directory = root / f"attempt_{plan.restart_count}" / str(local_rank)
+    directory = root / f"attempt_{plan.generation - 1}" / str(local_rank)
     page = Path(config.shm_dir) / f"rank-{place.first_rank + local_rank}.page"
     return RankFiles(
         str(directory),
@@ -61,6 +65,7 @@ def rank_files(config: AgentConfig, plan: Plan, place: NodePlace, local_rank: in
         str(directory / "stderr.log"),
         str(directory / "error.json"),
         str(page),
+        str(page.with_suffix(".slot")),
     )
 
 
@@ -80,6 +85,7 @@ def make_launch(
             "TASKD_GENERATION": str(plan.generation),
             "TASKD_SOCKET": config.socket,
             "TASKD_PAGE": files.page,
+            "TASKD_SLOT": files.slot,
             "TASKD_SHM_DIR": config.shm_dir,
             "TASKD_FIRED_DIR": config.fired_dir,
         }
@@ -98,6 +104,11 @@ def make_launch(
         stderr=files.stderr,
         error_file=files.error_file,
     )
+
+
+def with_newcomer(launch: WorkerLaunch) -> WorkerLaunch:
+    """Return the launch of a rank that comes into a running job."""
+    return dataclasses.replace(launch, env={**launch.env, "TASKD_NEWCOMER": "1"})
 
 
 def _triggered_by(fault: ScheduledFault, place: NodePlace, rank: int) -> bool:

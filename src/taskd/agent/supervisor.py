@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from taskd.agent.faults import do_fault
 from taskd.agent.launches import (
     STDERR,
     STDOUT,
+    RankFiles,
     answer_limit_s,
     base_env,
     console_view,
     make_launch,
     rank_files,
+    with_newcomer,
 )
 from taskd.agent.ledger import Ledger
 from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
@@ -40,6 +43,7 @@ from taskd.core.messages import (
     Beat,
     Finish,
     Inject,
+    Interrupt,
     NodePhase,
     Order,
     OrderDone,
@@ -51,6 +55,7 @@ from taskd.core.messages import (
 from taskd.core.node import (
     DoFault,
     Execute,
+    InterruptProcesses,
     Leave,
     NodeEffect,
     NodeEvent,
@@ -78,6 +83,16 @@ ANSWER_S = 1.0
 SIGTERM, SIGKILL = 15, 9
 
 
+@dataclass(slots=True)
+class _Birth:
+    """One life of a rank."""
+
+    generation: int
+    at: float
+    files: RankFiles
+    ended: bool = False
+
+
 class Agent:
     """One node's agent."""
 
@@ -100,11 +115,9 @@ class Agent:
         self._nursery = self._make_nursery()
         self._nursery_ready = asyncio.Event()
         self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
-        self._ended: set[str] = set()
         self._ledger = Ledger(config.ledger_file, config.node, self._uplink.incarnation)
         self._pages: dict[int, Page] = {}
-        self._born_at: dict[int, float] = {}
-        self._pids: dict[int, int] = {}
+        self._births: dict[int, _Birth] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
         self._failed_since = time.monotonic()
@@ -190,8 +203,9 @@ class Agent:
     def _with_progress(self, view: WorkerView) -> WorkerView:
         step, joined = self._progress(view.rank)
         state = WorkerState.JOINED if joined and view.state is WorkerState.RUNNING else view.state
+        ready = self._is_ready(view.rank)
         return WorkerView(
-            view.rank, view.local_rank, view.pid, state, max(step, view.step), view.exit, view.log
+            view.rank, view.local_rank, view.pid, state, max(step, view.step), view.exit, view.log, ready
         )
 
     # --- time --------------------------------------------------------------------------------------------
@@ -233,6 +247,7 @@ class Agent:
             {rank: step for rank, (step, _) in progress.items()},
             tuple(rank for rank, (_, joined) in progress.items() if joined),
             tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
+            tuple(rank for rank in alive if self._is_ready(rank)),
         )
         self._uplink.beat(beat)
 
@@ -244,7 +259,8 @@ class Agent:
         for rank, view in list(self._state.workers.items()):
             if view.state.alive and view.pid and not Path(f"/proc/{view.pid}").exists():
                 self._log.warning("vanished", rank=rank, pid=view.pid)
-                self._on_child_exit(ChildExit(f"g{self._state.generation}/r{rank}", view.pid, Exit(), now))
+                birth = self._births[rank].generation
+                self._on_child_exit(ChildExit(f"g{birth}/r{rank}", view.pid, Exit(), now))
 
     def _progress(self, rank: int) -> tuple[int, bool]:
         page = self._pages.get(rank)
@@ -252,6 +268,11 @@ class Agent:
         if view is None:
             return -1, False
         return view.step, view.state is not BeatState.NEW
+
+    def _is_ready(self, rank: int) -> bool:
+        page = self._pages.get(rank)
+        view = page.read() if page is not None else None
+        return view is not None and view.state is BeatState.READY
 
     # --- the machine -------------------------------------------------------------------------------------
 
@@ -265,7 +286,9 @@ class Agent:
             case Execute():
                 self._ledger.write(effect.order, effect.generation)
             case SpawnProcesses():
-                self._background(self._spawn(effect.plan, effect.place))
+                self._background(self._spawn(effect.plan, effect.place, effect.ranks))
+            case InterruptProcesses():
+                self._interrupt(effect)
             case SignalProcesses():
                 self._signal(effect.ranks, effect.signal)
             case Tell():
@@ -288,7 +311,8 @@ class Agent:
 
     # --- processes ---------------------------------------------------------------------------------------
 
-    async def _spawn(self, plan: Plan, place: NodePlace) -> None:
+    async def _spawn(self, plan: Plan, place: NodePlace, ranks: tuple[int, ...]) -> None:
+        wanted = ranks or tuple(place.ranks)
         try:
             async with asyncio.timeout(60.0):
                 await self._nursery_ready.wait()
@@ -296,11 +320,11 @@ class Agent:
                     # One import shared by all ranks is quicker than one import in each of them.
                     await self._nursery.warm_ready(FIRST_WARM_S)
             launches = []
-            for local_rank in range(place.local_world):
-                self._prepare_files(plan, place, local_rank)
-                launches.append(make_launch(self._config, plan, place, local_rank, self._env, self._cwd))
-            self._ended.clear()
-            self._born_at = dict.fromkeys(place.ranks, time.monotonic())
+            for rank in wanted:
+                local_rank = rank - place.first_rank
+                self._prepare_files(plan, place, local_rank, newcomer=bool(ranks))
+                launch = make_launch(self._config, plan, place, local_rank, self._env, self._cwd)
+                launches.append(with_newcomer(launch) if ranks else launch)
             children = await self._nursery.spawn_all(launches)
         except (OSError, TimeoutError, SpawnError, NurseryLostError) as error:
             why = f"the processes could not be started: {error}"
@@ -309,21 +333,23 @@ class Agent:
             return
         views: list[WorkerView] = []
         sources: dict[int, str] = {}
-        for local_rank, child in enumerate(children):
-            rank = place.first_rank + local_rank
-            files = rank_files(self._config, plan, place, local_rank)
-            self._pids[rank] = child.pid
+        for rank, child in zip(wanted, children, strict=True):
             sources[rank] = child.source
-            views.append(WorkerView(rank, local_rank, child.pid, WorkerState.RUNNING, log=files.directory))
+            log = self._births[rank].files.directory
+            views.append(WorkerView(rank, rank - place.first_rank, child.pid, WorkerState.RUNNING, log=log))
         self._apply(ProcessesStarted(time.monotonic(), plan.generation, tuple(views), sources))
 
-    def _prepare_files(self, plan: Plan, place: NodePlace, local_rank: int) -> None:
+    def _prepare_files(self, plan: Plan, place: NodePlace, local_rank: int, *, newcomer: bool) -> None:
         files = rank_files(self._config, plan, place, local_rank)
         rank = place.first_rank + local_rank
         directory = Path(files.directory)
         directory.mkdir(parents=True, exist_ok=True)
         Path(files.error_file).unlink(missing_ok=True)
         Path(self._config.shm_dir).mkdir(parents=True, exist_ok=True)
+        self._births[rank] = _Birth(plan.generation, time.monotonic(), files)
+        if not newcomer:
+            # What a rank kept for its replacement belongs to the run that ends here.
+            Path(files.slot).unlink(missing_ok=True)
         old = self._pages.pop(rank, None)
         if old is not None:
             old.close()
@@ -338,32 +364,42 @@ class Agent:
 
     def _on_child_exit(self, child: ChildExit) -> None:
         generation, rank = (int(part[1:]) for part in child.key.split("/"))
+        birth = self._births.get(rank)
         plan = self._state.plan
         place = plan.place_of(self._config.node) if plan else None
-        if plan is None or place is None or plan.generation != generation or child.key in self._ended:
+        if place is None or birth is None or birth.generation != generation or birth.ended:
             return
-        self._ended.add(child.key)
-        local_rank = rank - place.first_rank
-        files = rank_files(self._config, plan, place, local_rank)
+        birth.ended = True
+        files = birth.files
         error = None if child.exit.ok else read_error_file(files.error_file)
-        step, _ = self._progress(rank)
+        page = self._pages.get(rank)
+        view = page.read() if page is not None else None
         for path in (files.stdout, files.stderr):
             self._console.unfollow(path)
         report = WorkerExited(
-            generation=generation,
+            generation=self._state.generation,
             rank=rank,
-            local_rank=local_rank,
+            local_rank=rank - place.first_rank,
             pid=child.pid,
             exit=child.exit,
-            step=step,
-            lived_s=child.noticed_at - self._born_at.get(rank, child.noticed_at),
+            step=view.step if view else -1,
+            lived_s=child.noticed_at - birth.at,
             noticed_at=child.noticed_at,
             failed_stamp=error.stamp if error else 0.0,
             error=error.message if error else "",
             place=error.place if error else "",
             log=files.directory,
+            voted=view.voted if view else -1,
         )
         self._apply(ProcessExited(time.monotonic(), report))
+
+    def _interrupt(self, effect: InterruptProcesses) -> None:
+        """Raise the generation over living workers: in their pages, which nobody can lose, and by a call."""
+        for rank in effect.ranks:
+            page = self._pages.get(rank)
+            if page is not None:
+                page.raise_generation(effect.generation, effect.leader)
+        self._uplink.tell_workers(Interrupt(effect.generation, effect.leader))
 
     def _signal(self, ranks: tuple[int, ...], sig: int) -> None:
         for rank in ranks:

@@ -20,11 +20,13 @@ from taskd.core.messages import (
     Inject,
     LocalHello,
     Order,
+    Recover,
     Start,
     Stop,
     Upstream,
     agent_address,
     proxy_address,
+    worker_address,
 )
 from taskd.kit.logs import Log
 from taskd.links.local import LocalLink, connect_local
@@ -109,6 +111,12 @@ class Uplink:
         if self._channel is not None:
             self._push(self._channel.send(report, time.monotonic()))
 
+    def tell_workers(self, message: Message) -> None:
+        """Tell all workers of this node something, through the proxy; lost if it is away."""
+        if self._link is not None:
+            me, workers = agent_address(self._node), worker_address(self._node, -1)
+            self._link.send(encode_envelope(pack(self._job, me, workers, message, sender=self.incarnation)))
+
     def beat(self, beat: Beat) -> None:
         """Send a sign of life, which nobody misses if it is lost."""
         if self._channel is not None:
@@ -145,7 +153,7 @@ class Uplink:
         if received.refused:
             self._log.info("refused", kind=envelope.kind, why=received.refused)
         for message in received.messages:
-            if isinstance(message, Start | Stop | Finish | Inject):
+            if isinstance(message, Start | Stop | Recover | Finish | Inject):
                 self._on_order(message)
             else:
                 self._log.warning("unexpected", kind=envelope.kind)

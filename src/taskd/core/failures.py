@@ -48,7 +48,9 @@ class Failure:
             where = "start"
         else:
             return None
-        return (self.rank, self.exit.code, self.exit.signal, where)
+        # An error at a known line is the program's: whichever rank ran into it first, it is the same one.
+        who = -1 if self.place else self.rank
+        return (who, self.exit.code, self.exit.signal, where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = 0x6473_6B74  # "tksd"
-FIELDS = 8
+FIELDS = 16
 SIZE_BYTES = FIELDS * 8
 
-F_MAGIC, F_GENERATION, F_PID, F_STATE, F_STEP, F_CHANGED_NS, F_STEPS_DONE, F_SPARE = range(FIELDS)
+F_MAGIC, F_GENERATION, F_PID, F_STATE, F_STEP, F_CHANGED_NS, F_STEPS_DONE = range(7)
+# Written by the agent: the generation that was raised over the worker, and who leads it.
+F_WANTED, F_LEADER = 7, 8
+# The step whose whole gradient the worker holds and has voted for.
+F_VOTED = 9
 
 
 class BeatState(IntEnum):
@@ -21,6 +25,7 @@ class BeatState(IntEnum):
     NEW = 0
     JOINED = 1
     DONE = 2
+    READY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,16 @@ class BeatView:
     step: int
     changed_ns: int
     steps_done: int
+    voted: int = -1
 
 
 def blank(generation: int) -> list[int]:
     """Return the fields of a page that no worker has touched."""
-    return [MAGIC, generation, 0, BeatState.NEW, -1, 0, 0, 0]
+    fields = [0] * FIELDS
+    fields[F_MAGIC], fields[F_GENERATION], fields[F_STATE] = MAGIC, generation, BeatState.NEW
+    fields[F_STEP] = fields[F_VOTED] = fields[F_LEADER] = -1
+    fields[F_WANTED] = generation
+    return fields
 
 
 def parse_page(fields: list[int]) -> BeatView | None:
@@ -49,5 +59,11 @@ def parse_page(fields: list[int]) -> BeatView | None:
     except ValueError:
         return None
     return BeatView(
-        fields[F_GENERATION], fields[F_PID], state, fields[F_STEP], fields[F_CHANGED_NS], fields[F_STEPS_DONE]
+        fields[F_GENERATION],
+        fields[F_PID],
+        state,
+        fields[F_STEP],
+        fields[F_CHANGED_NS],
+        fields[F_STEPS_DONE],
+        fields[F_VOTED],
     )

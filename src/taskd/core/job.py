@@ -60,6 +60,7 @@ from taskd.core.messages import (
     NodePhase,
     OrderDone,
     Progress,
+    Standing,
     Start,
     Stop,
     WorkerExited,
@@ -68,9 +69,12 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
+from taskd.core.recovery import LIMIT_S as RECOVERY_LIMIT_S
+from taskd.core.recovery import recover_in_memory, take_progress, take_standing, why_not_in_memory
 from taskd.core.status import JobPhase, PhaseName
 
 FINISH_MARGIN_S = 10.0
+UNDER_WAY = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RECOVERING)
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
@@ -165,7 +169,7 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
             return check_finishing(job, event.now)
         case JobPhase.STOPPING:
             return _stopping(job, event.now)
-        case JobPhase.STARTING | JobPhase.RUNNING if is_member(job, event.node):
+        case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.RECOVERING if is_member(job, event.node):
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
             return _fault(job, event.now, event.stamp, "node", Culprit(event.node, what, ExitCode.FAILED))
         case _:
@@ -249,7 +253,7 @@ def _stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
     """Act on processes that an announcement shows as failed."""
-    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not is_member(job, key):
+    if job.phase not in UNDER_WAY or not is_member(job, key):
         return job, ()
     node = job.nodes[key]
     for view in node.workers.values():
@@ -288,14 +292,26 @@ def _reported(job: Job, event: Reported) -> Outcome:
         case Beat():
             if report.generation != job.generation:
                 return job, ()
-            job = note_progress(job, event.node, report.steps, report.joined)
-            return _after_progress(job, event.now)
+            job = note_progress(job, event.node, report.steps, report.joined, report.ready)
+            job, effects = _after_progress(job, event.now)
+            regroup = job.recovering.regroup if job.recovering else None
+            for rank, at_step in report.steps.items():
+                if regroup is not None and at_step >= regroup.target:
+                    seen = Progress(job.generation, rank, joined=True, step=at_step, ready=True)
+                    job, more = take_progress(job, event.now, seen)
+                    effects = (*effects, *more)
+            return job, effects
         case Progress():
             if report.generation != job.generation:
                 return job, (refuse_stale(event.node, report.generation, job),)
             joined = (report.rank,) if report.joined else ()
-            job = note_progress(job, event.node, {report.rank: report.step}, joined)
-            return _after_progress(job, event.now)
+            ready = (report.rank,) if report.ready else ()
+            job = note_progress(job, event.node, {report.rank: report.step}, joined, ready)
+            job, effects = take_progress(job, event.now, report)
+            job, more = _after_progress(job, event.now)
+            return job, (*effects, *more)
+        case Standing():
+            return take_standing(job, event.now, event.node, report)
         case WorkersStarted():
             # Compared with the node, not with the job: a newborn manager has no generation while it gathers,
             # and what happens meanwhile must be in its picture.
@@ -350,8 +366,15 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     failure = Failure(report.rank, report.exit, report.step, report.place, report.error, report.lived_s)
     if job.phase is JobPhase.STOPPING:
         return _blame_earlier(job, report, culprit, failure)
-    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+    if job.phase not in UNDER_WAY:
         return job, ()
+    why_not = why_not_in_memory(job)
+    if not why_not and not job.options.keep_trying and job.streak.extend(failure).hopeless:
+        why_not = "the same failure came back"
+    if not why_not:
+        return recover_in_memory(job, event.now, event.stamp, culprit, failure, report)
+    if any(view.ready for view in member_views(job)):
+        culprit = replace(culprit, why_restart=why_not)
     return _fault(job, event.now, event.stamp, "process", culprit, failure=failure, report=report)
 
 
@@ -418,6 +441,7 @@ def _fault(
         incidents=number,
         culprit=culprit,
         streak=job.streak.extend(failure) if failure else job.streak,
+        recovering=None,
     )
     stop = stop_order(job, culprit.what)
     for key, node in job.nodes.items():
@@ -447,7 +471,10 @@ def _stopping(job: Job, now: float) -> Outcome:
         return job, (RecordIncident(incident), *effects)
     budget = job.budget.spend(culprit.node) if culprit.node else job.budget
     used = budget.used.get(culprit.node, 0)
-    reason = f"{culprit.what}; all ranks restart (fault {used} of at most {budget.limit} on this node)"
+    because = f", since {culprit.why_restart}" if culprit.why_restart else ""
+    reason = (
+        f"{culprit.what}; all ranks restart{because} (fault {used} of at most {budget.limit} on this node)"
+    )
     incident = replace(incident, reason=reason)
     job = replace(
         job, incident=incident, budget=budget, restarts=job.restarts + 1, phase=JobPhase.GATHERING, since=now
@@ -547,6 +574,9 @@ def _ticked(job: Job, now: float, stamp: float) -> Outcome:
             return finish(job, now, Ending(ExitCode.NODES_MISSING, reason))
         case JobPhase.GATHERING:
             return _gather(job, now, stamp) if job.nodes else (job, ())
+        case JobPhase.RECOVERING if waited >= RECOVERY_LIMIT_S:
+            what = f"the recovery from memory did not come to an end in {RECOVERY_LIMIT_S:g} s"
+            return _fault(job, now, stamp, "recovery", Culprit("", what, ExitCode.FAILED))
         case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
             if job.ending is None:
                 return job, ()

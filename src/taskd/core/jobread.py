@@ -75,7 +75,9 @@ def stopped_view(view: WorkerView) -> WorkerView:
     return replace(view, state=WorkerState.STOPPED) if view.state.alive else view
 
 
-def note_progress(job: Job, key: str, steps: Mapping[int, int], joined: tuple[int, ...]) -> Job:
+def note_progress(
+    job: Job, key: str, steps: Mapping[int, int], joined: tuple[int, ...], ready: tuple[int, ...] = ()
+) -> Job:
     """Note how far ranks of a node are, in one go: a large job hears this thousands of times a second."""
     node = job.nodes[key]
     changed: dict[int, WorkerView] = {}
@@ -84,9 +86,10 @@ def note_progress(job: Job, key: str, steps: Mapping[int, int], joined: tuple[in
         if view is None or not view.state.alive:
             continue
         state = WorkerState.JOINED if rank in joined or at_step >= 0 else view.state
-        if (state, at_step) != (view.state, view.step):
+        keeps = view.ready or rank in ready
+        if (state, at_step, keeps) != (view.state, view.step, view.ready):
             at = max(at_step, view.step)
-            changed[rank] = WorkerView(rank, view.local_rank, view.pid, state, at, view.exit, view.log)
+            changed[rank] = WorkerView(rank, view.local_rank, view.pid, state, at, view.exit, view.log, keeps)
     if not changed:
         return job
     return replace(

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from taskd.core.failures import Budget, Streak
 from taskd.core.incidents import Incident
 from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions, Plan
-from taskd.core.messages import Announce, Beat, NodePhase, Order, Progress, Report, WorkerView
+from taskd.core.messages import (
+    Announce,
+    Beat,
+    NodePhase,
+    Order,
+    Progress,
+    Regroup,
+    Report,
+    Standing,
+    WorkerView,
+)
 from taskd.core.status import JobPhase
 
 
@@ -64,6 +74,24 @@ class Job:
     joins: bool = False
     steps: bool = False
     ending: Ending | None = None
+    recovering: "Recovering | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovering:
+    """A recovery from memory under way.
+
+    ``voted`` keeps what the dead had voted for when they died, over all rounds: a replacement that dies
+    before it has a state has nothing to say about that.
+    """
+
+    voted: Mapping[int, int]
+    rounds: int = 1
+    standings: Mapping[int, Standing] = field(default_factory=dict)
+    regroup: Regroup | None = None
+    joined: frozenset[int] = frozenset()
+    restored: frozenset[int] = frozenset()
+    stepped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +103,7 @@ class Culprit:
     code: int
     log: str = ""
     error: str = ""
+    why_restart: str = ""
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -109,7 +138,7 @@ class Reported:
     stamp: float
     node: str
     incarnation: str
-    report: Report | Beat | Progress
+    report: Report | Beat | Progress | Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +172,14 @@ class SendOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class SendWorkers:
+    """Tell all workers of a node something."""
+
+    node: str
+    message: Regroup
+
+
+@dataclass(frozen=True, slots=True)
 class RecordIncident:
     """Write an incident to the timeline; the same number again replaces it."""
 
@@ -164,4 +201,4 @@ class Refuse:
     why: str
 
 
-Effect = SendOrder | RecordIncident | EndJob | Refuse
+Effect = SendOrder | SendWorkers | RecordIncident | EndJob | Refuse

@@ -14,6 +14,8 @@ DEFAULT_MANAGER_PORT = 9601
 DEFAULT_MONITOR_INTERVAL_S = 5.0
 DEFAULT_STOP_GRACE_S = 30.0
 LOCAL_HOST = "127.0.0.1"
+RECOVER_IN_PLACE = "recover-in-place"
+DEFAULT_STRATEGIES = ("retry", RECOVER_IN_PLACE, "recover", "dump", "exit")
 
 
 class ProgramKind(StrEnum):
@@ -91,6 +93,7 @@ class LaunchSpec:
             stop_grace_s=self.stop_grace_s,
             join_timeout_s=self.join_timeout_s,
             last_call_s=self.last_call_s,
+            strategies=self.recover_strategies or DEFAULT_STRATEGIES,
         )
 
 
@@ -107,6 +110,7 @@ class JobOptions:
     stop_grace_s: float = DEFAULT_STOP_GRACE_S
     join_timeout_s: float = 900.0
     last_call_s: float = 30.0
+    strategies: tuple[str, ...] = DEFAULT_STRATEGIES
 
 
 class FaultKind(StrEnum):

@@ -71,6 +71,7 @@ class WorkerView:
     step: int = -1
     exit: Exit | None = None
     log: str = ""
+    ready: bool = False
 
 
 # --- from below ------------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ class WorkerExited:
     error: str = ""
     place: str = ""
     log: str = ""
+    voted: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +147,32 @@ class OrderDone:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A worker joined or reached its first step of this generation: told at once, not with the next beat."""
+    """A worker joined or reached its first step of this generation: told at once, not with the next beat.
+
+    ``ready`` means that it holds its state and can take part in a recovery from memory.
+    """
 
     generation: int
     rank: int
     joined: bool
     step: int
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands when a generation is raised over it: out of its collectives, waiting.
+
+    ``step`` counts the steps it has committed; ``complete`` says that it holds the whole reduced gradient of
+    the next one. Repeated until the answer is there. Only the leader has a ``store``.
+    """
+
+    generation: int
+    rank: int
+    has_state: bool
+    step: int
+    complete: bool = False
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +183,7 @@ class Beat:
     steps: Mapping[int, int]
     joined: tuple[int, ...] = ()
     paused: tuple[int, ...] = ()
+    ready: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +232,41 @@ class Stop:
     generation: int
     grace_s: float
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Raise the generation over living processes: replace the named ranks, interrupt all others."""
+
+    order: str
+    plan: Plan
+    replace: tuple[int, ...]
+    leader: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """An agent tells its workers that a generation was raised over them."""
+
+    generation: int
+    leader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """How the workers of a generation come together: where they meet and who needs what from whom.
+
+    ``target`` is the number of committed steps that all have afterwards; with ``forward`` those who stand one
+    below it apply the gradient that they hold.
+    """
+
+    generation: int
+    store: str
+    target: int
+    forward: bool
+    source: int
+    receivers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,5 +338,5 @@ class Ack:
     """Carries an acknowledgement when there is nothing else to send."""
 
 
-Order = Start | Stop | Finish | Inject
+Order = Start | Stop | Recover | Finish | Inject
 Report = Announce | WorkersStarted | WorkerExited | WorkersStopped | OrderDone

@@ -17,6 +17,7 @@ from taskd.core.messages import (
     NodePhase,
     Order,
     OrderDone,
+    Recover,
     Report,
     Start,
     Stop,
@@ -41,6 +42,7 @@ class NodeState:
     workers: Mapping[int, WorkerView] = field(default_factory=dict)
     spawning: bool = False
     waiting_plan: Plan | None = None
+    missing: tuple[int, ...] = ()
     kill_at: float | None = None
     finish: Finish | None = None
     executed: tuple[str, ...] = ()
@@ -111,10 +113,20 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class SpawnProcesses:
-    """Make the processes of the node's place in a plan."""
+    """Make processes of the node's place in a plan: all of them, or the named ranks beside living ones."""
 
     plan: Plan
     place: NodePlace
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptProcesses:
+    """Tell living processes that a generation was raised over them."""
+
+    ranks: tuple[int, ...]
+    generation: int
+    leader: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +175,17 @@ class RefuseOrder:
     why: str
 
 
-NodeEffect = Execute | SpawnProcesses | SignalProcesses | Tell | TellStopped | DoFault | Leave | RefuseOrder
+NodeEffect = (
+    Execute
+    | SpawnProcesses
+    | InterruptProcesses
+    | SignalProcesses
+    | Tell
+    | TellStopped
+    | DoFault
+    | Leave
+    | RefuseOrder  # one name a line
+)
 Outcome = tuple[NodeState, tuple[NodeEffect, ...]]
 
 
@@ -196,6 +218,10 @@ def _ordered(node: NodeState, now: float, order: Order) -> Outcome:
             if order.plan.generation <= node.generation:
                 return node, (_stale(order.order, node),)
             return _start(_remember(node, order.order), order)
+        case Recover():
+            if order.plan.generation <= node.generation:
+                return node, (_stale(order.order, node),)
+            return _recover(_remember(node, order.order), order)
         case Stop():
             if order.generation < node.generation:
                 return node, (_stale(order.order, node),)
@@ -242,6 +268,41 @@ def _start(node: NodeState, order: Start) -> Outcome:
     return node, (executed, *effects)
 
 
+def _recover(node: NodeState, order: Recover) -> Outcome:
+    """Raise the generation over what runs here, and make the missing ranks anew.
+
+    A rank that is to be replaced and still has a process (it hangs) loses it first; its replacement is made
+    when the death is known.
+    """
+    plan = order.plan
+    place = plan.place_of(node.key)
+    if place is None:
+        return node, (RefuseOrder(order.order, "the plan gives this node no ranks"),)
+    mine = tuple(rank for rank in order.replace if rank in place.ranks)
+    hung = tuple(rank for rank in mine if rank in _alive(node))
+    others = tuple(rank for rank in _alive(node) if rank not in mine)
+    node = replace(node, generation=plan.generation, plan=plan, missing=mine)
+    effects: list[NodeEffect] = [Execute(order.order, plan.generation)]
+    if others:
+        effects.append(InterruptProcesses(others, plan.generation, order.leader))
+    if hung:
+        effects.append(SignalProcesses(hung, SIGKILL))
+    node, more = _fill(node)
+    return node, (*effects, *more)
+
+
+def _fill(node: NodeState) -> Outcome:
+    """Make the processes that a recovery wants, once nothing of the old ones is left."""
+    place = node.plan.place_of(node.key) if node.plan else None
+    if not node.missing or node.spawning or node.plan is None or place is None:
+        return node, ()
+    if any(rank in node.missing for rank in _alive(node)):
+        return node, ()
+    ranks, plan = node.missing, node.plan
+    node = replace(node, phase=NodePhase.STARTING, spawning=True, missing=())
+    return node, (SpawnProcesses(plan, place, ranks),)
+
+
 def _spawn(node: NodeState, plan: Plan, place: NodePlace) -> Outcome:
     node = replace(
         node,
@@ -251,6 +312,7 @@ def _spawn(node: NodeState, plan: Plan, place: NodePlace) -> Outcome:
         workers={},
         spawning=True,
         waiting_plan=None,
+        missing=(),
         kill_at=None,
     )
     return node, (SpawnProcesses(plan, place),)
@@ -259,7 +321,7 @@ def _spawn(node: NodeState, plan: Plan, place: NodePlace) -> Outcome:
 def _stop(node: NodeState, now: float, grace_s: float) -> Outcome:
     if not node.busy:
         return _all_gone(node)
-    node = replace(node, phase=NodePhase.STOPPING, kill_at=now + grace_s)
+    node = replace(node, phase=NodePhase.STOPPING, kill_at=now + grace_s, missing=())
     return node, (SignalProcesses(_alive(node), SIGTERM),)
 
 
@@ -267,15 +329,19 @@ def _started(node: NodeState, event: ProcessesStarted) -> Outcome:
     if not node.spawning:
         return node, ()
     # A process may have ended before its siblings were made: what is known of its end stays.
-    views = {view.rank: node.workers.get(view.rank, view) for view in event.workers}
+    views = {**node.workers}
+    for view in event.workers:
+        old = views.get(view.rank)
+        views[view.rank] = old if old is not None and old.pid == view.pid else view
     node = replace(node, spawning=False, workers=views)
     if node.phase is not NodePhase.STARTING:
         if not node.busy:
             return _all_gone(node)
         return node, (SignalProcesses(_alive(node), SIGKILL),)
     node = replace(node, phase=NodePhase.RUNNING)
-    started = WorkersStarted(event.generation, tuple(views.values()), event.sources)
-    return node, (Tell(started),)
+    started = WorkersStarted(node.generation, tuple(views.values()), event.sources)
+    node, effects = _fill(node)
+    return node, (Tell(started), *effects)
 
 
 def _spawn_failed(node: NodeState, event: SpawnFailed) -> Outcome:
@@ -310,6 +376,8 @@ def _exited(node: NodeState, report: WorkerExited) -> Outcome:
         state = WorkerState.STOPPED
     view = WorkerView(report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log)
     node = replace(node, workers={**node.workers, report.rank: view})
+    if report.rank in node.missing:
+        return _fill(node)
     effects: tuple[NodeEffect, ...] = ()
     if node.phase in (NodePhase.STARTING, NodePhase.RUNNING) or report.failed_stamp:
         # While stopping, only an error of the program's own is news: it may be the first cause.

@@ -15,6 +15,7 @@ class JobPhase(StrEnum):
     GATHERING = "gathering"
     STARTING = "starting"
     RUNNING = "running"
+    RECOVERING = "recovering"
     STOPPING = "stopping"
     FINISHING = "finishing"
     ENDED = "ended"

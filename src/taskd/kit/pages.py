@@ -47,6 +47,23 @@ class Page:
         fields[heartbeat.F_STEPS_DONE] += 1
         fields[heartbeat.F_STEP] = step
 
+    def ready(self) -> None:
+        """Say that the worker keeps its state and can be recovered from memory."""
+        self._fields[heartbeat.F_STATE] = BeatState.READY
+
+    def voted(self, step: int) -> None:
+        """Say that the worker holds the whole gradient of a step."""
+        self._fields[heartbeat.F_VOTED] = step
+
+    def raise_generation(self, generation: int, leader: int) -> None:
+        """Tell the worker, from the agent, that a generation was raised over it."""
+        self._fields[heartbeat.F_LEADER] = leader
+        self._fields[heartbeat.F_WANTED] = generation
+
+    def wanted(self) -> tuple[int, int]:
+        """Return the generation that the worker should be at, and its leader."""
+        return self._fields[heartbeat.F_WANTED], self._fields[heartbeat.F_LEADER]
+
     def close(self) -> None:
         """Unmap."""
         self._fields.release()

@@ -4,6 +4,7 @@ The reader here serves the worker, which lives in somebody else's process and ma
 nor a thread there; the one for asyncio is in ``local``.
 """
 
+import select
 import socket
 import struct
 
@@ -21,26 +22,25 @@ def frame(data: bytes) -> bytes:
 
 
 class BlockingFrames:
-    """Frames over a socket without an event loop; ``poll`` never waits."""
+    """Frames over a socket without an event loop. One thread may read while another one sends."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, send_limit_s: float) -> None:
         """Take over a connected socket."""
+        sock.settimeout(send_limit_s)
         self._sock = sock
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
         self._buffer = bytearray()
 
-    def send(self, data: bytes, timeout_s: float) -> None:
+    def send(self, data: bytes) -> None:
         """Send one frame; raises OSError if that is not possible in time."""
-        self._sock.settimeout(timeout_s)
         self._sock.sendall(frame(data))
 
-    def poll(self) -> list[bytes]:
+    def poll(self, wait_s: float = 0.0) -> list[bytes]:
         """Return the frames that have arrived; raises ConnectionError when the other side is gone."""
-        self._sock.setblocking(False)
-        while True:
-            try:
-                chunk = self._sock.recv(65536)
-            except BlockingIOError:
-                break
+        while self._poller.poll(wait_s * 1000.0):
+            wait_s = 0.0
+            chunk = self._sock.recv(65536)
             if not chunk:
                 raise ConnectionResetError("the proxy closed the connection")
             self._buffer += chunk

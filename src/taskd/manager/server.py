@@ -32,6 +32,7 @@ from taskd.core.jobstate import (
     Refuse,
     Reported,
     SendOrder,
+    SendWorkers,
     StopRequested,
     Ticked,
 )
@@ -45,6 +46,8 @@ from taskd.core.messages import (
     OrderDone,
     Progress,
     ProxyHello,
+    Regroup,
+    Standing,
     Upstream,
     WorkerExited,
     WorkerOrder,
@@ -214,7 +217,7 @@ class Manager:
                 channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
                     self._give_up(message.node, "its agent died", now)
-            case Progress():
+            case Progress() | Standing():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
                 if known is not None:
@@ -338,6 +341,8 @@ class Manager:
         match effect:
             case SendOrder():
                 self.send_order(effect.node, effect.order)
+            case SendWorkers():
+                self._tell_workers(effect.node, effect.message)
             case RecordIncident():
                 status = effect.incident.status()
                 self._incidents[status.number] = status
@@ -356,6 +361,21 @@ class Manager:
         news = describe_news(incident)
         if news and not self._lifeline.attached:
             logging.getLogger("taskd").warning("taskd: %s", news)
+
+    def _tell_workers(self, node: str, message: Regroup) -> None:
+        """Tell all workers of a node; a worker that misses it says again where it stands."""
+        to = worker_address(node, -1)
+        self._push(
+            node,
+            pack(
+                self._config.job,
+                MANAGER,
+                to,
+                message,
+                sender=self.incarnation,
+                generation=message.generation,
+            ),
+        )
 
     def send_order(self, node: str, order: Message) -> None:
         """Give an order to an agent; it is repeated until acknowledged."""

@@ -243,6 +243,10 @@ class Proxy:
         return {rank: self._workers[rank]} if rank in self._workers else {}
 
     def _order_workers(self, envelope: Envelope, data: bytes, rank: int) -> None:
+        if envelope.kind != WorkerOrder.__name__:
+            for worker in self._workers_at(rank).values():
+                worker.send(data)
+            return
         message = self._understand(envelope)
         if not isinstance(message, WorkerOrder):
             return

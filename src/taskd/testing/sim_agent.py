@@ -26,6 +26,7 @@ from taskd.core.messages import (
 from taskd.core.node import (
     DoFault,
     Execute,
+    InterruptProcesses,
     Leave,
     NodeEffect,
     NodeEvent,
@@ -208,6 +209,8 @@ class SimAgent:
                 self._spawn(effect.plan, effect.place)
             case SignalProcesses():
                 self._signal(effect.ranks, effect.signal)
+            case InterruptProcesses():
+                world.note(f"agent {self.node}", f"interrupts {effect.ranks}")
             case Tell():
                 self._tell(effect.report)
             case TellStopped():

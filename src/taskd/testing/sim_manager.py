@@ -19,6 +19,7 @@ from taskd.core.jobstate import (
     Refuse,
     Reported,
     SendOrder,
+    SendWorkers,
     StopRequested,
     Ticked,
 )
@@ -210,6 +211,8 @@ class SimManager:
                 if channel is not None:
                     self._world.note("manager", f"orders {effect.order.order} of node {effect.node}")
                     self._push(effect.node, channel.send(effect.order, self._world.now))
+            case SendWorkers():
+                self._world.note("manager", f"tells the workers of node {effect.node}")
             case RecordIncident():
                 incident = effect.incident
                 self._world.disk.incidents[incident.number] = incident

@@ -1,13 +1,18 @@
-"""A training process's place in its job."""
+"""A training process's place in its job.
+
+``join`` is cheap and knows nothing of a framework. What needs PyTorch is loaded when a script wraps a module or
+registers state, and by then the script has loaded PyTorch itself.
+"""
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from taskd.worker.client import Worker, WorkerEnv
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from taskd.train.torch.engine import Engine
 
 log = logging.getLogger("taskd")
 
@@ -18,6 +23,8 @@ class Job:
     def __init__(self, worker: Worker | None) -> None:
         """Take rank and world size from the launcher's environment; a script of its own is a job of one."""
         self._worker = worker
+        self._engine: Engine | None = None
+        self._unkept: set[str] = set()
         self.rank = int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -28,11 +35,42 @@ class Job:
         """Tell whether an agent of TaskD watches this process."""
         return self._worker is not None
 
-    def steps(self, step: Callable[[int], R], *, until: int, start: int = 0) -> Iterator[tuple[int, R]]:
-        """Run ``step(number)`` from ``start`` to ``until`` and yield each number with its result."""
+    @property
+    def replaying(self) -> bool:
+        """Tell whether this step is computed again because a fault interrupted it."""
+        return self._engine is not None and self._engine.replaying
+
+    def wrap(self, builder: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the builder makes
+        """Build a wrapper such as DDP now, and again after a change of membership; the handle stays valid."""
+        engine = self._recovery()
+        if engine is not None:
+            return engine.wrap(builder)
+        from taskd.train.torch.plain import wrap_without_recovery
+
+        return wrap_without_recovery(builder, self.world_size)
+
+    def register(self, **objects: Any) -> None:  # noqa: ANN401 - anything with state_dict and load_state_dict
+        """Keep the state of these objects, so that a replaced rank can have it."""
+        engine = self._recovery()
+        if engine is not None:
+            engine.register(objects)
+
+    def steps(
+        self,
+        step: Callable[..., Any],
+        *,
+        until: int,
+        data: Iterable[Any] | None = None,
+        start: int = 0,
+    ) -> Iterator[tuple[int, Any]]:
+        """Run ``step(number)`` or ``step(number, batch)`` and yield each number that counts, with its result."""
+        if self._engine is not None:
+            yield from self._engine.steps(step, until, data, start)
+            return
+        batches = _endless(data) if data is not None else None
         for number in range(start, until):
             self.begin(number)
-            result = step(number)
+            result = step(number) if batches is None else step(number, next(batches))
             self.done(number)
             yield number, result
 
@@ -45,6 +83,36 @@ class Job:
         """Say that a step is done, in a loop of the script's own."""
         if self._worker is not None:
             self._worker.done(step)
+
+    def _recovery(self) -> "Engine | None":
+        """Return the engine of recovery from memory, or None where it cannot work; says why once."""
+        if self._engine is not None or self._worker is None:
+            return self._engine
+        if "TASKD_SLOT" not in os.environ:
+            return self._without("this agent keeps no slot for it")
+        from taskd.train.torch.plain import has_own_group
+
+        if has_own_group():
+            return self._without("the script made its own process group; leave that to taskd.train")
+        from taskd.train.torch.engine import Engine
+
+        self._engine = Engine(self._worker, self.rank, self.world_size)
+        return self._engine
+
+    def _without(self, why: str) -> None:
+        if why not in self._unkept:
+            self._unkept.add(why)
+            log.warning("taskd: recovery from memory is off: %s", why)
+
+
+def _endless(data: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        empty = True
+        for batch in data:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the data loader gave no batch at all; check its length and its sampler")
 
 
 _joined: Job | None = None

@@ -16,12 +16,16 @@ Message = (
     | messages.WorkersStopped
     | messages.OrderDone
     | messages.Progress
+    | messages.Standing
     | messages.Beat
     | messages.ProxyHello
     | messages.AgentGone
     | messages.FaultDue
     | messages.Start
     | messages.Stop
+    | messages.Recover
+    | messages.Interrupt
+    | messages.Regroup
     | messages.Finish
     | messages.Inject
     | messages.WorkerOrder

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,16 +87,20 @@ class Worker:
         self._seen_orders: set[str] = set()
         self._faults = [(fault, fault.rank == env.rank) for fault in _parse_schedule(env)]
         self._stepped = False
+        self._watched = False
+        self._sending = threading.Lock()
+        self.generation = env.generation
         os.register_at_fork(after_in_child=self._forget)
         self._page.join()
         self._connect()
-        self._say(Progress(env.generation, env.rank, joined=True, step=-1))
+        self.say(Progress(env.generation, env.rank, joined=True, step=-1))
 
     def begin(self, step: int) -> None:
         """A step begins: take orders, and do the faults that belong here."""
         if os.getpid() != self._pid:
             return
-        self._poll()
+        if not self._watched:
+            self.receive(0.0)
         if self._faults:
             self._do_faults(step)
 
@@ -106,7 +111,32 @@ class Worker:
         self._page.done(step)
         if not self._stepped:
             self._stepped = True
-            self._say(Progress(self._env.generation, self._env.rank, joined=True, step=step))
+            self.say(Progress(self.generation, self._env.rank, joined=True, step=step, ready=self._watched))
+
+    # --- for recovery from memory ------------------------------------------------------------------------
+
+    def hand_over_reading(self) -> None:
+        """From now on another thread reads what comes; the training thread only sends."""
+        self._watched = True
+
+    def wanted(self) -> tuple[int, int]:
+        """Return the generation that the agent wants this worker at, and who leads it."""
+        return self._page.wanted()
+
+    def voted(self, step: int) -> None:
+        """Note that the whole gradient of a step is here."""
+        self._page.voted(step)
+
+    def enter(self, generation: int) -> None:
+        """This worker belongs to a later generation now."""
+        self.generation = generation
+        self._stepped = False
+        self.say(Progress(generation, self._env.rank, joined=True, step=-1))
+
+    def ready(self) -> None:
+        """This worker holds its state; it can be recovered from memory."""
+        self._page.ready()
+        self.say(Progress(self.generation, self._env.rank, joined=True, step=-1, ready=True))
 
     def close(self) -> None:
         """Leave the job; what is called after this does nothing."""
@@ -126,29 +156,37 @@ class Worker:
             sock.close()
             log.debug("the proxy at %s cannot be reached: %s", self._env.socket, error)
             return
-        self._frames = BlockingFrames(sock)
-        self._say(LocalHello(self._address, "", self._pid), dst=proxy_address(self._env.node))
+        self._frames = BlockingFrames(sock, SEND_S)
+        self.say(LocalHello(self._address, "", self._pid), dst=proxy_address(self._env.node))
 
-    def _say(self, message: Message, dst: str = MANAGER) -> None:
-        if self._frames is None:
+    def say(self, message: Message, dst: str = MANAGER) -> None:
+        """Send a message; lost if the proxy is away."""
+        frames = self._frames
+        if frames is None:
             return
-        envelope = pack(self._env.job, self._address, dst, message, generation=self._env.generation)
+        envelope = pack(self._env.job, self._address, dst, message, generation=self.generation)
         try:
-            self._frames.send(encode_envelope(envelope), SEND_S)
+            with self._sending:
+                frames.send(encode_envelope(envelope))
         except OSError:
             self._drop()
 
-    def _poll(self) -> None:
-        if self._frames is None:
+    def receive(self, wait_s: float) -> list[Message]:
+        """Take what has come: orders are obeyed here, everything else is returned."""
+        frames = self._frames
+        if frames is None:
             if time.monotonic() >= self._next_try:
                 self._connect()
-            return
+            elif wait_s:
+                time.sleep(wait_s)
+            return []
         try:
-            frames = self._frames.poll()
-        except OSError:
+            arrived = frames.poll(wait_s)
+        except (OSError, ValueError):
             self._drop()
-            return
-        for data in frames:
+            return []
+        others: list[Message] = []
+        for data in arrived:
             try:
                 message = unpack(decode_envelope(data))
             except WireError as error:
@@ -156,11 +194,14 @@ class Worker:
                 continue
             if isinstance(message, WorkerOrder):
                 self._obey(message)
+            else:
+                others.append(message)
+        return others
 
     def _drop(self) -> None:
-        if self._frames is not None:
-            self._frames.close()
-            self._frames = None
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            frames.close()
             self._next_try = time.monotonic() + RETRY_S
 
     def _forget(self) -> None:
@@ -178,7 +219,7 @@ class Worker:
                 self._faults.append(_parse_order(order, self._env.rank))
             elif order.action != "ping":
                 detail = f"this worker does not know {order.action!r}"
-        self._say(OrderDone(order.order, ok=detail == "ok", detail=detail), dst=proxy_address(self._env.node))
+        self.say(OrderDone(order.order, ok=detail == "ok", detail=detail), dst=proxy_address(self._env.node))
 
     def _do_faults(self, step: int) -> None:
         for entry in list(self._faults):
@@ -191,7 +232,7 @@ class Worker:
             if here:
                 _do(fault, step)
             else:
-                self._say(FaultDue(fault.fault_id, self._env.rank, step))
+                self.say(FaultDue(fault.fault_id, self._env.rank, step))
 
     def _first_time(self, fault: ScheduledFault) -> bool:
         """Note that a fault fires; False if it did before, perhaps in the process that this one replaces."""

@@ -1,0 +1,326 @@
+"""Recovery from memory inside a PyTorch training process.
+
+The rules, and where they are kept:
+
+* A step changes nothing before every rank holds its whole reduced gradient: the *vote*, just before the first
+  registered optimizer updates. After it the update needs nobody else.
+* When a generation is raised over this process, the watch cuts the sockets of the old group, whatever the
+  training thread waits for fails, and the thread comes here. It leaves the group, says where it stands, and
+  goes on as the answer says: it repeats the interrupted step, or applies the gradient that it holds.
+* Replaced ranks get the state at the top of the step that all have agreed on, from one that has it; what was
+  theirs alone (``own``) comes from the slot that the dead process kept in shared memory.
+* Every phase may be interrupted by a further fault: then all of it begins again with the later generation.
+"""
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from taskd.core.messages import Regroup, Standing
+from taskd.train.torch.exchange import receive_state, send_state
+from taskd.train.torch.feed import Feed
+from taskd.train.torch.fence import SocketFence
+from taskd.train.torch.own import OwnState
+from taskd.train.torch.slots import Slot, read_entries
+from taskd.train.torch.wrapping import Handle, building
+from taskd.worker.client import Worker
+from taskd.worker.watch import Superseded, Watch
+
+AT_START, AT_VOTE = 0, 1
+RAISE_LIMIT_S = 10.0
+OTHER_ERROR_S = 0.2
+STAND_LIMIT_S = 60.0
+GROUP_LIMIT_S = 1800.0
+
+log = logging.getLogger("taskd")
+
+
+class Replay(Exception):
+    """The step must be computed again: not every rank holds its gradient."""
+
+
+@dataclass(slots=True)
+class _Wrap:
+    """A builder of the script's, and the handle that stands for what it last built."""
+
+    builder: Callable[[], torch.nn.Module]
+    handle: Handle
+
+    def build(self, *, sync: bool) -> None:
+        with building(sync=sync):
+            self.handle.set(self.builder())
+
+
+class Engine:
+    """One rank's side of recovery."""
+
+    def __init__(self, worker: Worker, rank: int, world_size: int) -> None:
+        """Prepare; nothing happens before the script wraps, registers or steps."""
+        self._worker = worker
+        self._rank = rank
+        self._world = world_size
+        self._fence = SocketFence()
+        self._watch = Watch(worker, rank, self._on_raise)
+        self._has_state = os.environ.get("TASKD_NEWCOMER") != "1"
+        slot = os.environ["TASKD_SLOT"]
+        # What the dead process of this rank kept must be read before anything is written over it.
+        self._inherited = [] if self._has_state else read_entries(slot)
+        self._slot = Slot(slot, create=self._has_state or not os.path.exists(slot))  # noqa: PTH110
+        self._objects: dict[str, Any] = {}
+        self._wraps: list[_Wrap] = []
+        self._own = OwnState()
+        self._ballot = torch.ones(1)
+        self._store: dist.Store | None = None
+        self._entered = False
+        self._pending: Regroup | None = None
+        self._step = 0
+        self._voted = False
+        self._updated = 0
+        self.replaying = False
+
+    # --- what the script calls ---------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Be a member of the process group: of the first one, or of one that trains already."""
+        if self._entered:
+            return
+        self._watch.start()
+        self._entered = True
+        if self._has_state:
+            with self._fence.recording(self._worker.generation):
+                dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_LIMIT_S))
+        else:
+            self._come_together(complete=False)
+
+    def wrap(self, builder: Callable[[], torch.nn.Module]) -> Handle:
+        """Build a wrapper now, and again whenever the group changes."""
+        self.enter()
+        wrap = _Wrap(builder, Handle())
+        self._wraps.append(wrap)
+        self._retry_if_raised(lambda: wrap.build(sync=self._has_state))
+        return wrap.handle
+
+    def register(self, objects: dict[str, Any]) -> None:
+        """Keep these objects' state; an optimizer votes before it changes anything."""
+        for name, thing in objects.items():
+            if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
+                raise TypeError(f"{name} has no state_dict and load_state_dict, so its state cannot be kept")
+            self._objects[name] = thing
+            if isinstance(thing, torch.optim.Optimizer):
+                thing.register_step_pre_hook(self._before_update)
+                thing.register_step_post_hook(self._after_update)
+
+    def steps(
+        self, function: Callable[..., Any], until: int, data: Iterable[Any] | None, start: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Run the steps and yield each that counts, once."""
+        self.enter()
+        feed = Feed(data)
+        self._step = start
+        if self._has_state:
+            self._worker.ready()
+        while True:
+            if self._pending is not None and not self._restore(feed, start):
+                continue
+            if self._step >= until:
+                return
+            step = self._step
+            result, counts = self._attempt(function, step, feed)
+            if counts:
+                yield step, result
+
+    # --- one step ----------------------------------------------------------------------------------------
+
+    def _attempt(self, function: Callable[..., Any], step: int, feed: Feed) -> tuple[Any, bool]:
+        """Try a step; says whether it counts now. If not, it comes again or was overtaken."""
+        self._voted, self._updated = False, 0
+        batch = feed.batch(step) if feed.present else None
+        before = self._own.capture(self._objects)
+        self._slot.write(step, AT_START, before)
+        try:
+            self._worker.begin(step)
+            result = function(step, batch) if feed.present else function(step)
+        except Replay:
+            pass
+        except Exception as error:
+            if not self._watch.wait_raised(self._worker.generation, _patience(error)):
+                raise
+            log.info("taskd: step %d was interrupted: %s", step, error)
+            self._come_together(complete=False)
+        else:
+            if self._step == step:
+                self._commit(step)
+            self.replaying = False
+            return result, True
+        if self._step > step:
+            # The update had been made; only what the step did after it was lost, and so was its result.
+            log.warning("taskd: step %d counts, but its result was lost with the old group", step)
+            self.replaying = False
+            return None, True
+        self._own.restore(self._objects, before)
+        self.replaying = True
+        return None, False
+
+    def _before_update(self, *_: object) -> None:
+        """Vote, once a step: nothing is changed before every rank holds its gradient."""
+        if self._voted or not self._entered:
+            return
+        step = self._step
+        self._slot.write(step, AT_VOTE, self._own.capture(self._objects))
+        self._worker.voted(step)
+        try:
+            dist.all_reduce(self._ballot)
+        except Exception as error:
+            if not self._watch.wait_raised(self._worker.generation, RAISE_LIMIT_S):
+                raise
+            log.info("taskd: the vote of step %d was interrupted: %s", step, error)
+            if self._come_together(complete=True).target == step:
+                raise Replay from error
+        self._voted = True
+
+    def _after_update(self, *_: object) -> None:
+        """Count the step when the last registered optimizer is done."""
+        self._updated += 1
+        optimizers = sum(isinstance(thing, torch.optim.Optimizer) for thing in self._objects.values())
+        if self._updated == optimizers:
+            self._commit(self._step)
+
+    def _commit(self, step: int) -> None:
+        self._step = step + 1
+        self._worker.done(step)
+
+    # --- coming together ---------------------------------------------------------------------------------
+
+    def _on_raise(self, generation: int) -> None:
+        self._fence.cut(generation - 1)
+
+    def _come_together(self, *, complete: bool) -> Regroup:
+        """Leave the old group and enter that of the latest generation, however often it changes meanwhile."""
+        while True:
+            generation, leader = self._watch.raised
+            self._leave()
+            store = self._open_store() if leader == self._rank else ""
+            standing = Standing(generation, self._rank, self._has_state, self._step, complete, store)
+            try:
+                regroup = self._watch.stand(standing, STAND_LIMIT_S)
+                self._join(regroup)
+                for wrap in self._wraps:
+                    wrap.build(sync=False)
+            except Superseded:
+                continue
+            except Exception:
+                if not self._watch.wait_raised(generation, RAISE_LIMIT_S):
+                    raise
+                continue
+            self._pending = regroup
+            return regroup
+
+    def _leave(self) -> None:
+        for wrap in self._wraps:
+            wrap.handle.clear()
+        if dist.is_initialized():
+            try:
+                dist.destroy_process_group()
+            except Exception as error:  # noqa: BLE001 - a broken group may fail in any way; it is gone either way
+                log.debug("taskd: leaving the old group: %s", error)
+        self._store = None
+
+    def _open_store(self) -> str:
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if self._rank != 0:
+            host = _own_address(host)
+        limit = timedelta(seconds=STAND_LIMIT_S)
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        return f"{host}:{self._store.port}"
+
+    def _join(self, regroup: Regroup) -> None:
+        generation = regroup.generation
+        host, _, port = regroup.store.rpartition(":")
+        with self._fence.recording(generation):
+            if self._store is None:
+                limit = timedelta(seconds=STAND_LIMIT_S)
+                self._store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+            store = dist.PrefixStore(f"taskd/{generation}", self._store)
+            dist.init_process_group(
+                "gloo",
+                store=store,
+                rank=self._rank,
+                world_size=self._world,
+                timeout=timedelta(seconds=GROUP_LIMIT_S),
+            )
+        self._worker.enter(generation)
+
+    def _retry_if_raised(self, work: Callable[[], None]) -> None:
+        """Do something collective; if a generation is raised meanwhile, come together (which does it too)."""
+        try:
+            work()
+        except Exception:
+            if not self._watch.wait_raised(self._worker.generation, RAISE_LIMIT_S):
+                raise
+            self._come_together(complete=False)
+
+    # --- state -------------------------------------------------------------------------------------------
+
+    def _restore(self, feed: Feed, start: int) -> bool:
+        """At the top of the agreed step, give state to those who need it; False if that was interrupted."""
+        regroup = self._pending
+        if regroup is None:
+            return True
+        mine = self._rank in regroup.receivers
+        if not mine and self._step != regroup.target:
+            return True
+        try:
+            if self._rank == regroup.source:
+                for receiver in regroup.receivers:
+                    send_state(self._objects, receiver, extra=pickle.dumps({"step": regroup.target}))
+            elif mine:
+                receive_state(self._objects, regroup.source)
+        except Exception:
+            if not self._watch.wait_raised(self._worker.generation, RAISE_LIMIT_S):
+                raise
+            self._come_together(complete=False)
+            return False
+        if mine:
+            self._take_place(regroup.target, feed, start)
+        self._pending = None
+        self._worker.ready()
+        return True
+
+    def _take_place(self, target: int, feed: Feed, start: int) -> None:
+        """Be the rank that died: its step, its random numbers, its place in the data."""
+        self._step = target
+        self._has_state = True
+        feed.skip(target - start)
+        kept = {(step, kind): payload for step, kind, payload in self._inherited}
+        payload = kept.get((target, AT_START)) or kept.get((target - 1, AT_VOTE))
+        if payload is None:
+            log.warning("taskd: what rank %d alone had at step %d was not kept", self._rank, target)
+        else:
+            self._own.restore(self._objects, payload)
+
+
+def _patience(error: Exception) -> float:
+    """Decide how long an error may be the sign of a fault elsewhere that nobody has told of yet.
+
+    The text of an error never says who is to blame; it only says whether waiting makes sense.
+    """
+    if isinstance(error, dist.DistError) or "gloo" in str(error).lower():
+        return RAISE_LIMIT_S
+    return OTHER_ERROR_S
+
+
+def _own_address(towards: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,58 @@
+"""What belongs to one rank alone, and no replica has: its random generators and its modules' buffers.
+
+Buffers are in a module's state and yet not the same everywhere: batch norm's averages are those of the rank's own
+batches until the next forward pass copies rank 0's over them. So they are kept with the random state, at the start
+of each step and again at its vote, and a repeated step begins with them as they were.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from taskd.train.torch import randomness
+
+LENGTH = struct.Struct("<QQ")
+MAX_BUFFERS_BYTES = 4 * 1024 * 1024
+
+
+class OwnState:
+    """Captures and restores it as bytes."""
+
+    def capture(self, objects: Mapping[str, Any]) -> bytes:
+        """Return the rank's own state as it is now."""
+        rng = randomness.capture()
+        buffers = self._buffers(objects)
+        parts = [_raw(buffer) for buffer in buffers]
+        return b"".join([LENGTH.pack(len(rng), sum(map(len, parts))), rng, *parts])
+
+    def restore(self, objects: Mapping[str, Any], data: bytes) -> None:
+        """Put it back."""
+        rng_length, buffers_length = LENGTH.unpack_from(data)
+        at = LENGTH.size + rng_length
+        randomness.restore(data[LENGTH.size : at])
+        buffers = self._buffers(objects)
+        if sum(buffer.nbytes for buffer in buffers) != buffers_length:
+            return
+        with torch.no_grad():
+            for buffer in buffers:
+                raw = bytearray(data[at : at + buffer.nbytes])
+                at += buffer.nbytes
+                if raw:
+                    buffer.copy_(
+                        torch.frombuffer(raw, dtype=torch.uint8).view(buffer.dtype).view(buffer.shape)
+                    )
+
+    @staticmethod
+    def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Return the buffers that are small enough to be kept each step; large ones hold tables, not averages."""
+        modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:
+            return []
+        return buffers
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

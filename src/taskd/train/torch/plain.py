@@ -1,0 +1,21 @@
+"""The same script without recovery: started by hand, or by torchrun itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+
+def has_own_group() -> bool:
+    """Tell whether the script made a process group by itself."""
+    return dist.is_initialized()
+
+
+def wrap_without_recovery(builder: Callable[[], Any], world_size: int) -> Any:  # noqa: ANN401
+    """Make the process group if the script has made none (also for a job of one), then build."""
+    if not dist.is_initialized():
+        if world_size > 1:
+            dist.init_process_group("gloo")
+        else:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return builder()

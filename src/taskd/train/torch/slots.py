@@ -1,0 +1,161 @@
+"""A rank's small per-step state in shared memory, readable after its death.
+
+What belongs to one rank alone (its random state, its place in the data) has no replica on another rank, so
+it is left in the node's shared memory at every commit, where the process that takes the rank over finds it.
+
+The writer can be killed between any two bytes. So there are two buffers, written in turn: one is whole
+whatever happens to the other. A buffer's mark is taken away first and set last, and a checksum over
+everything says whether to believe it. A reader goes through the file, not through a mapping: a mapping of
+a file that somebody shortened ends the process.
+
+A payload that does not fit makes a larger file that takes the path's place in one move, with the entries
+carried over. So does ``create=True``, by which a process takes a rank over: it finds what the old one left,
+and the old one, should it wake up, writes into a file that nobody can see any more.
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+DEFAULT_BYTES = 65536
+
+# mark (the entry's number, 0: not valid), step, kind, length of the payload, crc32 of all this and of it
+_HEADER = struct.Struct("<qqqqq")
+_CHECKED = struct.Struct("<qqqq")
+_MARK = struct.Struct("<q")
+_ROOM = 64  # what a header takes, so that payloads are aligned
+
+
+class SlotTaken(RuntimeError):
+    """Another process has taken this rank's slot over."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is another process's now")
+
+
+class Entry(NamedTuple):
+    """What was written."""
+
+    step: int
+    kind: int
+    payload: bytes
+
+
+class Slot:
+    """One rank's file. One process writes it; any may read it."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], size_bytes: int = DEFAULT_BYTES, *, create: bool
+    ) -> None:
+        """Map the file; with ``create`` take it over, or make one where there is none.
+
+        ``size_bytes`` is the room for one payload. Without ``create`` the file keeps the size it has, unless
+        somebody cut it to nothing.
+        """
+        self._path = os.fspath(path)
+        if create or Path(self._path).stat().st_size < 2 * _ROOM:
+            left = _parse(_read(self._path))
+            self._replace_file(max([size_bytes, *(len(entry.payload) for _, entry in left)]), left)
+        self._map, self._inode = _map_file(self._path)
+        entries = _parse(self._map[:])
+        self._number = entries[0][0] if entries else 0
+
+    @property
+    def room_bytes(self) -> int:
+        """The longest payload that fits without a larger file."""
+        return len(self._map) // 2 - _ROOM
+
+    def write(self, step: int, kind: int, payload: bytes) -> None:
+        """Write an entry over the older one of the two."""
+        if len(payload) > self.room_bytes:
+            self._grow(len(payload))
+        number = self._number + 1
+        start = (number & 1) * (len(self._map) // 2)
+        checksum = _checksum(number, Entry(step, kind, payload))
+        _MARK.pack_into(self._map, start, 0)
+        self._map[start + _ROOM : start + _ROOM + len(payload)] = payload
+        _HEADER.pack_into(self._map, start, 0, step, kind, len(payload), checksum)
+        _MARK.pack_into(self._map, start, number)
+        self._number = number
+
+    def read(self) -> list[Entry]:
+        """Return the whole entries, the newest first; those that are torn or damaged are left out."""
+        return read_entries(self._path)
+
+    def close(self) -> None:
+        """Unmap; the file stays."""
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def _grow(self, need_bytes: int) -> None:
+        """Move to a larger file. Killed in between, the old file still holds the last two entries."""
+        try:
+            mine = Path(self._path).stat().st_ino == self._inode
+        except FileNotFoundError:
+            mine = False
+        if not mine:
+            raise SlotTaken(self._path)
+        self._replace_file(2 * need_bytes, _parse(self._map[:]))
+        self._map.close()
+        self._map, self._inode = _map_file(self._path)
+
+    def _replace_file(self, room_bytes: int, entries: list[tuple[int, Entry]]) -> None:
+        half = _ROOM + (room_bytes + 7) // 8 * 8
+        draft = f"{self._path}.{os.getpid()}.new"
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # All pages now: a write to a mapped page that a full file system cannot give ends the process.
+            os.posix_fallocate(fd, 0, 2 * half)
+            for number, entry in entries:
+                header = _HEADER.pack(number, *entry[:2], len(entry.payload), _checksum(number, entry))
+                os.pwrite(fd, header.ljust(_ROOM, b"\0") + entry.payload, (number & 1) * half)
+            Path(draft).replace(self._path)
+        except OSError:
+            Path(draft).unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+
+def read_entries(path: str | os.PathLike[str]) -> list[Entry]:
+    """Return the whole entries of a slot, the newest first; none if there is no such file."""
+    return [entry for _, entry in _parse(_read(path))]
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _checksum(number: int, entry: Entry) -> int:
+    head = _CHECKED.pack(number, entry.step, entry.kind, len(entry.payload))
+    return zlib.crc32(entry.payload, zlib.crc32(head))
+
+
+def _parse(data: bytes) -> list[tuple[int, Entry]]:
+    half = len(data) // 2
+    found: list[tuple[int, Entry]] = []
+    for start in (0, half):
+        if half < _ROOM:
+            break
+        number, step, kind, length, checksum = _HEADER.unpack_from(data, start)
+        if number <= 0 or not 0 <= length <= half - _ROOM:
+            continue
+        entry = Entry(step, kind, data[start + _ROOM : start + _ROOM + length])
+        if checksum == _checksum(number, entry) and start == (number & 1) * half:
+            found.append((number, entry))
+    return sorted(found, key=lambda numbered: numbered[0], reverse=True)
+
+
+def _map_file(path: str) -> tuple[mmap.mmap, int]:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0), os.fstat(fd).st_ino
+    finally:
+        os.close(fd)

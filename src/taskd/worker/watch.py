@@ -1,0 +1,93 @@
+"""The watch of a worker: the one thread that TaskD adds to a training process, and only when it can recover.
+
+The training thread may be stuck in a collective for ever; somebody else must hear that a generation was
+raised over this process and pull it out. The thread sleeps in the socket, so it costs nothing while nothing happens;
+ten times a second it also looks at the worker's page, in case the proxy that should have called is dead.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from taskd.core.messages import Interrupt, Regroup, Standing
+from taskd.worker.client import Worker
+
+LOOK_S = 0.1
+REPEAT_S = 0.3
+
+
+class Superseded(Exception):
+    """A later generation was raised while this one was being entered."""
+
+
+class Watch:
+    """Hears what is raised over a worker, wakes the training thread, and waits with it for the way on."""
+
+    def __init__(self, worker: Worker, rank: int, on_raise: Callable[[int], None]) -> None:
+        """``on_raise`` is called from the watch's thread with the new generation; it must not block."""
+        self._worker = worker
+        self._rank = rank
+        self._on_raise = on_raise
+        self._news = threading.Condition()
+        self._raised = worker.generation
+        self._leader = -1
+        self._regroup: Regroup | None = None
+        self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._worker.hand_over_reading()
+        self._look()
+        self._thread.start()
+
+    @property
+    def raised(self) -> tuple[int, int]:
+        """Return the latest generation that was raised, and its leader."""
+        with self._news:
+            return self._raised, self._leader
+
+    def wait_raised(self, after: int, limit_s: float) -> bool:
+        """Wait until a generation later than ``after`` was raised; False if that did not happen in time."""
+        with self._news:
+            return self._news.wait_for(lambda: self._raised > after, limit_s)
+
+    def stand(self, standing: Standing, limit_s: float) -> Regroup:
+        """Say where this worker stands, again and again, until the answer is there."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            self._worker.say(standing)
+            with self._news:
+                self._news.wait_for(lambda: self._answered(standing.generation), REPEAT_S)
+                if self._raised > standing.generation:
+                    raise Superseded
+                if self._regroup is not None and self._regroup.generation == standing.generation:
+                    return self._regroup
+        raise TimeoutError(f"no plan for generation {standing.generation} came within {limit_s:g} s")
+
+    def _answered(self, generation: int) -> bool:
+        regroup = self._regroup
+        return self._raised > generation or (regroup is not None and regroup.generation == generation)
+
+    def _run(self) -> None:
+        while True:
+            for message in self._worker.receive(LOOK_S):
+                if isinstance(message, Interrupt):
+                    self._hear(message.generation, message.leader)
+                elif isinstance(message, Regroup):
+                    with self._news:
+                        self._regroup = message
+                        self._news.notify_all()
+            self._look()
+
+    def _look(self) -> None:
+        self._hear(*self._worker.wanted())
+
+    def _hear(self, generation: int, leader: int) -> None:
+        with self._news:
+            if generation <= self._raised:
+                return
+            self._raised, self._leader = generation, leader
+        # Cut first: a training thread that is woken by the condition must find its group dead already.
+        self._on_raise(generation)
+        with self._news:
+            self._news.notify_all()

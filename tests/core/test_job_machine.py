@@ -434,7 +434,7 @@ def test_reports_of_an_older_generation_change_nothing() -> None:
 
     for stale in (
         WorkersStarted(1, ()),
-        WorkerExited(1, 0, 0, 10, KILLED, 5, 1.0, play.now),
+        WorkerExited(1, 0, 0, 9, KILLED, 5, 1.0, play.now),
         WorkersStopped(1, 29500),
         Progress(1, 0, joined=True, step=5),
     ):

@@ -1,13 +1,20 @@
-"""A small DDP run for recovery tests: dropout, a scheduler, several buckets; writes what it did to files."""
+"""A small DDP run for recovery tests: dropout, batch norm, clipping, a scheduler, several buckets.
+
+It writes every committed step to a ledger. ``--die POINT:RANK:STEP`` makes one rank kill itself at a point inside
+a step, in the first process of that rank only.
+"""
 
 import argparse
 import hashlib
 import json
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd import train
@@ -16,46 +23,83 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--pause", type=float, default=0.02)
-parser.add_argument("--width", type=int, default=192)
+parser.add_argument("--die", action="append", default=[])
 args = parser.parse_args()
 
 job = train.join()
+newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
+plans = [plan.split(":") for plan in args.die]
+deaths = {(point, int(step)) for point, rank, step in plans if int(rank) == job.rank and not newcomer}
+at_step = -1
+
+
+def die_at(point: str) -> None:
+    """Be killed here, if this is the place."""
+    if (point, at_step) in deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying_at(point: str) -> Callable[..., None]:
+    """Return a hook that does it."""
+    return lambda *_: die_at(point)
+
+
 torch.manual_seed(7)
-width = args.width
-blocks = [
-    torch.nn.Sequential(
-        torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Dropout(0.1)
-    )
-    for _ in range(6)
-]
+width = 192
+blocks = []
+for _ in range(6):
+    blocks += [torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Dropout(0.1)]
 model = torch.nn.Sequential(torch.nn.Linear(32, width), *blocks, torch.nn.Linear(width, 10))
 torch.manual_seed(100 + job.rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
 ddp = job.wrap(lambda: DistributedDataParallel(model, bucket_cap_mb=0.25))
 job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+optimizer.register_step_pre_hook(dying_at("voted"))
+optimizer.register_step_post_hook(dying_at("updated"))
+list(model.parameters())[8].register_hook(dying_at("backward"))
+plain_all_reduce = dist.all_reduce
+
+
+def all_reduce(tensor: torch.Tensor, *more: object, **named: object) -> object:
+    """The vote is the only reduction of one number here."""
+    if tensor.numel() == 1:
+        die_at("vote")
+        if ("in-vote", at_step) in deaths:
+            work = plain_all_reduce(tensor, async_op=True)
+            die_at("in-vote")
+            return work
+    return plain_all_reduce(tensor, *more, **named)
+
+
+dist.all_reduce = all_reduce
 
 
 def train_step(step: int) -> float:
+    """One step; everything in it is a function of the step, the rank and the random state."""
+    global at_step  # noqa: PLW0603 - for the hooks
+    at_step = step
+    die_at("before")
     generator = torch.Generator().manual_seed(1000 * step + job.rank)
     x = torch.randn(16, 32, generator=generator)
     y = torch.randint(0, 10, (16,), generator=generator)
     time.sleep(args.pause)
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(ddp(x), y)
+    die_at("forward")
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     scheduler.step()
+    die_at("after")
     return loss.item()
 
 
 ledger = args.out / f"ledger-{job.rank}.jsonl"
-for step, loss in job.steps(train_step, until=args.steps):
+for done, value in job.steps(train_step, until=args.steps):
     with ledger.open("a") as file:
-        line = {"step": step, "loss": loss.hex() if loss is not None else None, "pid": os.getpid()}
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
 digest = hashlib.sha256()
-for parameter in [*model.parameters(), *model.buffers()]:
-    digest.update(parameter.detach().numpy().tobytes())
+for tensor in [*model.parameters(), *model.buffers()]:
+    digest.update(tensor.detach().numpy().tobytes())
 (args.out / f"digest-{job.rank}.txt").write_text(digest.hexdigest())

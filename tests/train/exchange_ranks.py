@@ -98,11 +98,11 @@ def sender() -> dict[str, Any]:
 
 
 def flip_length(objects: dict[str, Any]) -> int:
-    """The length of the only piece of the second optimizer."""
+    """The length of the only piece of the second module."""
     tensors: list[torch.Tensor] = []
-    exchange._pickle_around_tensors("sgd", objects["sgd"].state_dict(), tensors)
+    exchange._pickle_around_tensors("other", objects["other"].state_dict(), tensors)
     shapes = [exchange._shape(tensor) for tensor in tensors]
-    return next(exchange._plan(shapes, [("sgd", len(shapes))])).length
+    return next(exchange._plan(shapes, [("other", len(shapes))])).length
 
 
 def flip(data: torch.Tensor) -> torch.Tensor:
@@ -169,9 +169,7 @@ if __name__ == "__main__":
     me = int(os.environ["RANK"])
     store = dist.FileStore(os.environ["STORE"], -1)
     dist.init_process_group("gloo", store=store, rank=me, world_size=2, timeout=timedelta(seconds=30))
-    if sys.argv[1:]:
-        answer = measure(me, int(sys.argv[1]))
-    else:
-        answer = sender() if me == 0 else receiver()
+    work = sender if me == 0 else receiver
+    answer = measure(me, int(sys.argv[1])) if sys.argv[1:] else work()
     dist.destroy_process_group()
     print(json.dumps(answer))

@@ -33,7 +33,7 @@ def test_a_rank_that_receives_is_the_sender_to_the_bit(tmp_path: Path) -> None:
     kinds = got["same"].pop("kinds")
     assert [["int", "float", "NoneType", "bool", "str", "bytes", "tuple", "set"]] == kinds
     assert all(got["same"].values()), got["same"]
-    assert "sgd" == got["damaged"]
+    assert "other" == got["damaged"]
     assert "['net']" in got["mismatch"]
     assert got["untouched"]
 

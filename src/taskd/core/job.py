@@ -347,6 +347,10 @@ def _reported(job: Job, event: Reported) -> Outcome:
 
 def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     node = job.nodes[event.node]
+    known = node.workers.get(report.rank)
+    if known is not None and known.pid == report.pid and known.state.alive:
+        # A death is of a process, not of a generation: one may have been raised over it in the meantime.
+        report = replace(report, generation=node.generation)
     if report.generation != node.generation:
         return job, (refuse_stale(event.node, report.generation, job),)
     state = WorkerState.SUCCEEDED if report.exit.ok else WorkerState.FAILED

@@ -43,6 +43,7 @@ class NodeState:
     spawning: bool = False
     waiting_plan: Plan | None = None
     missing: tuple[int, ...] = ()
+    leader: int = -1
     kill_at: float | None = None
     finish: Finish | None = None
     executed: tuple[str, ...] = ()
@@ -281,7 +282,7 @@ def _recover(node: NodeState, order: Recover) -> Outcome:
     mine = tuple(rank for rank in order.replace if rank in place.ranks)
     hung = tuple(rank for rank in mine if rank in _alive(node))
     others = tuple(rank for rank in _alive(node) if rank not in mine)
-    node = replace(node, generation=plan.generation, plan=plan, missing=mine)
+    node = replace(node, generation=plan.generation, plan=plan, missing=mine, leader=order.leader)
     effects: list[NodeEffect] = [Execute(order.order, plan.generation)]
     if others:
         effects.append(InterruptProcesses(others, plan.generation, order.leader))
@@ -341,7 +342,12 @@ def _started(node: NodeState, event: ProcessesStarted) -> Outcome:
     node = replace(node, phase=NodePhase.RUNNING)
     started = WorkersStarted(node.generation, tuple(views.values()), event.sources)
     node, effects = _fill(node)
-    return node, (Tell(started), *effects)
+    if event.generation == node.generation:
+        return node, (Tell(started), *effects)
+    # A generation was raised while these were being made: they do not know of it yet.
+    late = tuple(view.rank for view in event.workers if views[view.rank].state.alive)
+    interrupt = InterruptProcesses(late, node.generation, node.leader)
+    return node, (Tell(started), interrupt, *effects)
 
 
 def _spawn_failed(node: NodeState, event: SpawnFailed) -> Outcome:

@@ -133,7 +133,8 @@ def recover_in_memory(
 
 def take_standing(job: Job, now: float, node: str, standing: Standing) -> Outcome:
     """Note where a worker stands; when all have said so, decide how they go on."""
-    if standing.generation != job.generation or job.plan is None or not is_member(job, node):
+    under_way = job.phase in (JobPhase.RUNNING, JobPhase.RECOVERING)
+    if standing.generation != job.generation or job.plan is None or not is_member(job, node) or not under_way:
         why = f"standing of generation {standing.generation}; the job is at {job.generation}"
         return job, (Refuse(node, why),)
     plan = job.plan

@@ -1,0 +1,148 @@
+"""A killed rank is replaced from memory: no step is lost or done twice, and the run ends with the same bits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.roles.harness import RunningJob, eventually, running
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = str(Path(__file__).with_name("ddp_job.py"))
+STEPS = 20
+WORLD = 4
+
+# All of it with TASKD_MATRIX=1 (make matrix); a sample otherwise.
+POINTS = ["before", "forward", "backward", "vote", "in-vote", "voted", "updated", "after"]
+SAMPLE = [("before", 0), ("backward", 1), ("vote", 3), ("in-vote", 2), ("voted", 0), ("updated", 2), ("after", 1)]
+MATRIX = [(point, rank) for point in POINTS for rank in range(WORLD)]
+CASES = MATRIX if os.environ.get("TASKD_MATRIX") else SAMPLE
+
+
+def train(home: Path, *script_args: str, flags: tuple[str, ...] = ()) -> RunningJob:
+    """Run the job to its end."""
+    home.mkdir(exist_ok=True)
+    with running(
+        home,
+        *("--nproc-per-node", str(WORLD), "--spares", "2", *flags),
+        *(SCRIPT, "--out", str(home), "--steps", str(STEPS), *script_args),
+    ) as job:
+        assert 0 == job.wait(90), job.err
+    return job
+
+
+def read_run(home: Path) -> dict[int, tuple[dict[int, str], str]]:
+    """Return the losses and the digest of each rank; a step that counts twice fails here."""
+    run = {}
+    for rank in range(WORLD):
+        losses: dict[int, str] = {}
+        for line in (home / f"ledger-{rank}.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            assert entry["step"] not in losses, f"rank {rank} did step {entry['step']} twice"
+            losses[entry["step"]] = entry["loss"]
+        run[rank] = (losses, (home / f"digest-{rank}.txt").read_text())
+    return run
+
+
+def pids_of(home: Path, rank: int) -> list[int]:
+    """Return the processes that a rank had, in their order."""
+    lines = (home / f"ledger-{rank}.jsonl").read_text().splitlines()
+    return list(dict.fromkeys(json.loads(line)["pid"] for line in lines))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[dict[int, str], str]]:
+    """The same command without faults."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    train(home)
+    run = read_run(home)
+    assert {STEPS} == {len(losses) for losses, _ in run.values()}
+    return run
+
+
+@pytest.mark.parametrize(("point", "rank"), CASES)
+def test_a_kill_at_any_point_of_a_step_costs_no_bit(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]], point: str, rank: int
+) -> None:
+    """Losses and parameters equal the undisturbed run's; only the killed rank has another process."""
+    job = train(tmp_path, "--die", f"{point}:{rank}:8")
+
+    # Once every rank has voted the step counts; one that is killed then takes its own result with it.
+    counted = point in ("vote", "in-vote", "voted", "updated", "after")
+    for each, (losses, digest) in read_run(tmp_path).items():
+        expected, end = undisturbed[each]
+        if each == rank and counted:
+            losses.setdefault(8, expected[8])
+        assert expected == losses
+        assert end == digest
+        assert (2 if each == rank else 1) == len(pids_of(tmp_path, each))
+    (incident,) = job.timeline()
+    assert ("recover-in-place", "recovered") == (incident["strategy"], incident["outcome"])
+
+
+def test_two_ranks_at_once_and_one_later(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
+) -> None:
+    """Two deaths in the same step, rank 0 among them, then another one."""
+    train(tmp_path, *("--die", "before:0:6"), *("--die", "before:2:6"), *("--die", "backward:3:13"))
+
+    assert undisturbed == read_run(tmp_path)
+    assert [2, 1, 2, 2] == [len(pids_of(tmp_path, rank)) for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("role", ["manager", "proxy"])
+def test_a_role_dies_with_a_rank(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]], role: str
+) -> None:
+    """The manager or the proxy is gone when the rank dies: its successor recovers the rank."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.15"),
+    ) as job:
+        status = job.at_step(3)
+        pid = status["manager_pid"] if role == "manager" else status["nodes"][0]["proxy_pid"]
+        os.kill(pid, signal.SIGKILL)
+        os.kill(status["ranks"][2]["pid"], signal.SIGKILL)
+        assert 0 == job.wait(90), job.err
+
+    assert undisturbed == read_run(tmp_path)
+    assert [1, 1, 2, 1] == [len(pids_of(tmp_path, rank)) for rank in range(WORLD)]
+
+
+def test_a_fault_of_the_replacement(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
+) -> None:
+    """The replacement is killed as soon as it exists: another one takes its place."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.15"),
+    ) as job:
+        first = job.at_step(3)["ranks"][1]["pid"]
+        os.kill(first, signal.SIGKILL)
+        second = eventually(lambda: _other(job, first), "a replacement")
+        os.kill(second, signal.SIGKILL)
+        assert 0 == job.wait(90), job.err
+
+    assert undisturbed == read_run(tmp_path)
+
+
+def _other(job: RunningJob, first: int) -> int:
+    ranks = job.status().get("ranks", [])
+    pids = [rank["pid"] for rank in ranks if rank["rank"] == 1]
+    return pids[0] if pids and pids[0] not in (0, first) else 0
+
+
+def test_without_the_strategy_all_ranks_restart(tmp_path: Path) -> None:
+    """``--recover-strategy exit`` allows no recovery from memory: the reason says what was done instead."""
+    faults = tmp_path / "faults.jsonl"
+    faults.write_text('{"step": 8, "rank": 1, "kind": "kill"}\n')
+    job = train(tmp_path, flags=("--recover-strategy", "exit", "--faults", str(faults)))
+
+    (incident,) = job.timeline()
+    assert "restart" == incident["strategy"]
+    assert "recover-in-place is not among the strategies" in incident["reason"]

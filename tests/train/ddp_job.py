@@ -1,7 +1,7 @@
 """A small DDP run for recovery tests: dropout, batch norm, clipping, a scheduler, several buckets.
 
-It writes every committed step to a ledger. ``--die POINT:RANK:STEP`` makes one rank kill itself at a point inside
-a step, in the first process of that rank only.
+It writes every committed step to a ledger. ``--die POINT:RANK:STEP`` makes one rank kill itself at a point
+inside a step, in the first process of that rank only.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,7 +49,12 @@ torch.manual_seed(7)
 width = 192
 blocks = []
 for _ in range(6):
-    blocks += [torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Dropout(0.1)]
+    blocks += [
+        torch.nn.Linear(width, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+    ]
 model = torch.nn.Sequential(torch.nn.Linear(32, width), *blocks, torch.nn.Linear(width, 10))
 torch.manual_seed(100 + job.rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -61,7 +67,7 @@ list(model.parameters())[8].register_hook(dying_at("backward"))
 plain_all_reduce = dist.all_reduce
 
 
-def all_reduce(tensor: torch.Tensor, *more: object, **named: object) -> object:
+def all_reduce(tensor: torch.Tensor, *more: Any, **named: Any) -> Any:
     """The vote is the only reduction of one number here."""
     if tensor.numel() == 1:
         die_at("vote")
@@ -72,7 +78,7 @@ def all_reduce(tensor: torch.Tensor, *more: object, **named: object) -> object:
     return plain_all_reduce(tensor, *more, **named)
 
 
-dist.all_reduce = all_reduce
+setattr(dist, "all_reduce", all_reduce)  # noqa: B010 - a test's own trap in torch
 
 
 def train_step(step: int) -> float:

@@ -1,4 +1,4 @@
-"""A killed rank is replaced from memory: no step is lost or done twice, and the run ends with the same bits."""
+"""A killed rank is replaced from memory: no step is lost, and the run ends with the same bits."""
 
 import json
 import os
@@ -17,7 +17,15 @@ WORLD = 4
 
 # All of it with TASKD_MATRIX=1 (make matrix); a sample otherwise.
 POINTS = ["before", "forward", "backward", "vote", "in-vote", "voted", "updated", "after"]
-SAMPLE = [("before", 0), ("backward", 1), ("vote", 3), ("in-vote", 2), ("voted", 0), ("updated", 2), ("after", 1)]
+SAMPLE = [
+    ("before", 0),
+    ("backward", 1),
+    ("vote", 3),
+    ("in-vote", 2),
+    ("voted", 0),
+    ("updated", 2),
+    ("after", 1),
+]
 MATRIX = [(point, rank) for point in POINTS for rank in range(WORLD)]
 CASES = MATRIX if os.environ.get("TASKD_MATRIX") else SAMPLE
 

@@ -1,7 +1,7 @@
 """A training process's place in its job.
 
-``join`` is cheap and knows nothing of a framework. What needs PyTorch is loaded when a script wraps a module or
-registers state, and by then the script has loaded PyTorch itself.
+``join`` is cheap and knows nothing of a framework. What needs PyTorch is loaded when a script wraps a module
+or registers state, and by then the script has loaded PyTorch itself.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Job:
         data: Iterable[Any] | None = None,
         start: int = 0,
     ) -> Iterator[tuple[int, Any]]:
-        """Run ``step(number)`` or ``step(number, batch)`` and yield each number that counts, with its result."""
+        """Run ``step(number)`` or ``step(number, batch)``; yield each number that counts, with its result."""
         if self._engine is not None:
             yield from self._engine.steps(step, until, data, start)
             return
@@ -89,11 +89,13 @@ class Job:
         if self._engine is not None or self._worker is None:
             return self._engine
         if "TASKD_SLOT" not in os.environ:
-            return self._without("this agent keeps no slot for it")
+            self._without("this agent keeps no slot for it")
+            return None
         from taskd.train.torch.plain import has_own_group
 
         if has_own_group():
-            return self._without("the script made its own process group; leave that to taskd.train")
+            self._without("the script made its own process group; leave that to taskd.train")
+            return None
         from taskd.train.torch.engine import Engine
 
         self._engine = Engine(self._worker, self.rank, self.world_size)

@@ -1,8 +1,9 @@
 """The watch of a worker: the one thread that TaskD adds to a training process, and only when it can recover.
 
 The training thread may be stuck in a collective for ever; somebody else must hear that a generation was
-raised over this process and pull it out. The thread sleeps in the socket, so it costs nothing while nothing happens;
-ten times a second it also looks at the worker's page, in case the proxy that should have called is dead.
+raised over this process and pull it out. The thread sleeps in the socket, so it costs nothing while nothing
+happens; ten times a second it also looks at the worker's page, in case the proxy that should have called is
+dead.
 """
 
 import threading

@@ -78,7 +78,7 @@ class Engine:
         self._wraps: list[_Wrap] = []
         self._own = OwnState()
         self._ballot = torch.ones(1)
-        self._store: dist.Store | None = None
+        self._store: Any = None
         self._entered = False
         self._pending: Regroup | None = None
         self._step = 0

@@ -49,6 +49,6 @@ class Feed:
 
     def _begin_pass(self) -> None:
         sampler = getattr(self._data, "sampler", None)
-        if self._pass and hasattr(sampler, "set_epoch"):
+        if self._pass and sampler is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self._pass)
         self._batches = iter(self._data or ())

@@ -1,8 +1,8 @@
 """What belongs to one rank alone, and no replica has: its random generators and its modules' buffers.
 
-Buffers are in a module's state and yet not the same everywhere: batch norm's averages are those of the rank's own
-batches until the next forward pass copies rank 0's over them. So they are kept with the random state, at the start
-of each step and again at its vote, and a repeated step begins with them as they were.
+Buffers are in a module's state and yet not the same everywhere: batch norm's averages are those of the rank's
+own batches until the next forward pass copies rank 0's over them. So they are kept with the random state, at
+the start of each step and again at its vote, and a repeated step begins with them as they were.
 """
 
 import struct
@@ -46,7 +46,7 @@ class OwnState:
 
     @staticmethod
     def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return the buffers that are small enough to be kept each step; large ones hold tables, not averages."""
+        """Return the buffers if they are small enough to be kept each step; large ones are tables."""
         modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
         buffers = [buffer for module in modules for buffer in module.buffers()]
         if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:

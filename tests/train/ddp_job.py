@@ -5,7 +5,6 @@ inside a step, in the first process of that rank only.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd import train
+from taskd.train.torch.exchange import digest
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
@@ -105,7 +105,4 @@ ledger = args.out / f"ledger-{job.rank}.jsonl"
 for done, value in job.steps(train_step, until=args.steps):
     with ledger.open("a") as file:
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
-digest = hashlib.sha256()
-for tensor in [*model.parameters(), *model.buffers()]:
-    digest.update(tensor.detach().numpy().tobytes())
-(args.out / f"digest-{job.rank}.txt").write_text(digest.hexdigest())
+(args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))

@@ -139,6 +139,23 @@ def test_a_fault_of_the_replacement(
     assert undisturbed == read_run(tmp_path)
 
 
+def test_a_stopped_rank_is_replaced(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
+) -> None:
+    """SIGSTOP: the rank is found from the job's own pace, ended and replaced; the others come out at once."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.1"),
+    ) as job:
+        os.kill(job.at_step(5)["ranks"][3]["pid"], signal.SIGSTOP)
+        assert 0 == job.wait(90), job.err
+
+    assert undisturbed == read_run(tmp_path)
+    (incident,) = job.timeline()
+    assert "was stopped for" in incident["what"]
+
+
 def _other(job: RunningJob, first: int) -> int:
     ranks = job.status().get("ranks", [])
     pids = [rank["pid"] for rank in ranks if rank["rank"] == 1]

@@ -36,6 +36,7 @@ from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
 from taskd.agent.uplink import Uplink
 from taskd.core import node as machine
 from taskd.core.exits import Exit, ExitCode
+from taskd.core.hangs import HangWatch, Sight
 from taskd.core.heartbeat import BeatState
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import (
@@ -73,7 +74,7 @@ from taskd.core.node import (
 )
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
-from taskd.kit.machine import boot_id, find_free_port, is_paused, remove_tree
+from taskd.kit.machine import boot_id, find_free_port, is_paused, is_stopped, remove_tree
 from taskd.kit.pages import Page
 
 BEAT_S = 0.5
@@ -91,6 +92,7 @@ class _Birth:
     at: float
     files: RankFiles
     ended: bool = False
+    hung: str = ""
 
 
 class Agent:
@@ -120,6 +122,7 @@ class Agent:
         self._births: dict[int, _Birth] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
+        self._hangs = HangWatch()
         self._failed_since = time.monotonic()
         self._answer_limit_s = answer_limit_s(os.environ)
         self._cwd = str(Path.cwd())
@@ -224,6 +227,7 @@ class Agent:
                 last_look = now
                 self._look_for_vanished(now)
             self._check_unanswered(now)
+            self._end_hung(now)
             if not self._uplink.heard_manager and now - started > self._config.spec.join_timeout_s:
                 self._lifeline.say(fatal="no manager was reached in time; check its address and port")
                 return
@@ -238,6 +242,21 @@ class Agent:
         elif 0 < self._answer_limit_s < now - self._failed_since:
             why = f"a failed rank found no answer for {self._answer_limit_s:g} s (TASKD_REPORT_FAULT_TIMEOUT)"
             self._apply(OrderReceived(now, Finish("unanswered", ExitCode.FAILED, why)))
+
+    def _end_hung(self, now: float) -> None:
+        """End a rank that hangs, where a recovery from memory can replace it."""
+        sights: dict[int, Sight] = {}
+        for rank, view in self._state.workers.items():
+            page = self._pages.get(rank)
+            seen = page.read() if page is not None and view.state.alive and view.pid else None
+            if seen is not None and seen.state is BeatState.READY:
+                mark = 2 * seen.steps_done + (seen.voted > seen.step)
+                sights[rank] = Sight(seen.step, mark, is_stopped(view.pid))
+        for rank, why in self._hangs.look(now, sights).items():
+            self._log.warning("hung", rank=rank, why=why)
+            self._births[rank].hung = why
+            self._hangs.forget(rank)
+            self._nursery.signal(self._state.workers[rank].pid, SIGKILL)
 
     def _beat(self) -> None:
         alive = {rank: view for rank, view in self._state.workers.items() if view.state.alive}
@@ -347,6 +366,7 @@ class Agent:
         Path(files.error_file).unlink(missing_ok=True)
         Path(self._config.shm_dir).mkdir(parents=True, exist_ok=True)
         self._births[rank] = _Birth(plan.generation, time.monotonic(), files)
+        self._hangs.forget(rank)
         if not newcomer:
             # What a rank kept for its replacement belongs to the run that ends here.
             Path(files.slot).unlink(missing_ok=True)
@@ -386,7 +406,7 @@ class Agent:
             lived_s=child.noticed_at - birth.at,
             noticed_at=child.noticed_at,
             failed_stamp=error.stamp if error else 0.0,
-            error=error.message if error else "",
+            error=birth.hung or (error.message if error else ""),
             place=error.place if error else "",
             log=files.directory,
             voted=view.voted if view else -1,

@@ -61,12 +61,22 @@ def reserve_port(host: str, port: int) -> socket.socket | None:
 
 
 def is_paused(pid: int) -> bool:
-    """Tell whether a process was stopped by a signal."""
+    """Tell whether a process was stopped, by a signal or by a debugger."""
+    return _process_state(pid) in (b"T", b"t")
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process was stopped by a signal; one that a debugger holds is not meant."""
+    return _process_state(pid) == b"T"
+
+
+def _process_state(pid: int) -> bytes:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return False
-    return stat[stat.rfind(b")") + 2 : stat.rfind(b")") + 3] in (b"T", b"t")
+        return b""
+    at = stat.rfind(b")") + 2
+    return stat[at : at + 1]
 
 
 def remove_tree(path: str) -> None:

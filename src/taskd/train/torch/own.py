@@ -5,6 +5,7 @@ own batches until the next forward pass copies rank 0's over them. So they are k
 the start of each step and again at its vote, and a repeated step begins with them as they were.
 """
 
+import ctypes
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -55,4 +56,6 @@ class OwnState:
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    """Copy a tensor's bytes out, without NumPy: torch does not bring it."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""

@@ -136,7 +136,7 @@ def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
 
         assert (plain.returncode, plain.stdout) == (ours.returncode, ours.stdout)
         assert plain.stderr.splitlines()[-1] == ours.stderr.splitlines()[-1]
-        assert "taskd" not in ours.stderr
+        assert "taskd.agent" not in ours.stderr
 
 
 def test_files_in_the_working_directory_do_not_shadow_ours(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ inside a step, in the first process of that rank only.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -24,9 +25,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--fail-at", type=int, default=-1, help="rank 1 fails at this step, every time")
 parser.add_argument("--die", action="append", default=[])
 args = parser.parse_args()
 
+faulthandler.register(signal.SIGUSR1)  # a test that hangs can be asked where
 job = train.join()
 newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
 plans = [plan.split(":") for plan in args.die]
@@ -86,6 +89,8 @@ def train_step(step: int) -> float:
     global at_step  # noqa: PLW0603 - for the hooks
     at_step = step
     die_at("before")
+    if args.fail_at == step and job.rank == 1:
+        raise ValueError("this step cannot be done")
     generator = torch.Generator().manual_seed(1000 * step + job.rank)
     x = torch.randn(16, 32, generator=generator)
     y = torch.randint(0, 10, (16,), generator=generator)

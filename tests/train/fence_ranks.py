@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from taskd.train.torch.fence import Interrupted, SocketFence, _sockets
+from taskd.train.torch.fence import Interrupted, SocketFence, _sockets, destroy_groups
 
 dist: Any = torch.distributed  # its stores are exported, but not for the type checker
 LONG = timedelta(seconds=300)
@@ -72,7 +72,7 @@ def stopped_peer(rank: int, world: int) -> dict[str, Any]:
         marks["awake"] = time.monotonic()
     thread.join()
     listening = listeners(fence, 1)
-    dist.destroy_process_group()
+    destroy_groups()
     refused = False
     try:
         with fence.recording(1):
@@ -89,7 +89,7 @@ def stopped_peer(rank: int, world: int) -> dict[str, Any]:
     for left, right in (before, unix):
         left.sendall(b"alive")
         assert b"alive" == right.recv(5)
-    dist.destroy_process_group()
+    destroy_groups()
     return {
         "cut": marks["count"],
         "cut_ms": 1e3 * (marks["end"] - marks["begin"]),

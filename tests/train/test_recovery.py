@@ -139,6 +139,33 @@ def test_a_fault_of_the_replacement(
     assert undisturbed == read_run(tmp_path)
 
 
+def test_a_passing_error_is_tried_again_by_the_same_processes(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
+) -> None:
+    """retry: nobody gets a new process, the step is repeated, the bits are the same."""
+    faults = tmp_path / "faults.jsonl"
+    faults.write_text('{"step": 6, "rank": 2, "kind": "raise"}\n{"step": 11, "rank": 0, "kind": "raise"}\n')
+    job = train(tmp_path, flags=("--faults", str(faults)))
+
+    assert undisturbed == read_run(tmp_path)
+    assert [1, 1, 1, 1] == [len(pids_of(tmp_path, rank)) for rank in range(WORLD)]
+    assert ["retry", "retry"] == [incident["strategy"] for incident in job.timeline()]
+
+
+def test_an_error_that_comes_back_ends_the_job_with_its_stack(tmp_path: Path) -> None:
+    """The same rank, step and error three times: the job ends with that, instead of trying for ever."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--fail-at", "5"),
+    ) as job:
+        assert 1 == job.wait(90), job.err
+
+    assert "3 times in a row" in job.err
+    assert "ValueError: this step cannot be done" in job.err
+    assert 3 >= len(job.timeline())
+
+
 def test_a_stopped_rank_is_replaced(
     tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
 ) -> None:

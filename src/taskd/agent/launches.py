@@ -55,7 +55,8 @@ def rank_files(config: AgentConfig, plan: Plan, place: NodePlace, local_rank: in
     The attempt counts generations: a rank that was replaced alone has one of its own.
     """
     root = Path(config.spec.logs.directory or config.logs_dir) / config.spec.run_id
-    if config.spec.local_nodes > 1:
+    if len(plan.places) > 1:
+        # The nodes may be on one machine, or on several with one file system.
         root /= f"node_{place.node_rank}"
     directory = root / f"attempt_{plan.generation - 1}" / str(local_rank)
     page = Path(config.shm_dir) / f"rank-{place.first_rank + local_rank}.page"

@@ -26,7 +26,7 @@ __all__ = ["Child", "ChildExit", "Nursery", "NurseryLostError", "SpawnError", "W
 
 SPAWN_S = 15.0
 STATUS_S = 2.0
-CLOSE_S = 10.0
+CLOSE_S = 3.0
 _CHUNK = 1 << 16
 _MAX_FDS = 64
 

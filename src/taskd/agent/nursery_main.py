@@ -146,8 +146,13 @@ class NurseryServer:
 
     def _set_up(self, message: Message) -> None:
         if log_file := str(message["log_file"]):
-            os.close(self._log_fd)
-            self._log_fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                opened = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            except OSError:
+                opened = -1  # A log that cannot be written is no reason to run nothing.
+            if opened >= 0:
+                os.close(self._log_fd)
+                self._log_fd = opened
         self._warm = str(message["warm"])
         self._wanted = int(str(message["spares"]))
         self._send({"type": "serving"})

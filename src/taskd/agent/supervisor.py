@@ -81,7 +81,7 @@ BEAT_S = 0.5
 TICK_S = 0.1
 FIRST_WARM_S = 30.0
 ANSWER_S = 1.0
-SIGTERM, SIGKILL = 15, 9
+SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
 
 
 @dataclass(slots=True)
@@ -173,6 +173,10 @@ class Agent:
                 self._nursery_ready.clear()
                 await self._nursery.start()
                 self._nursery_ready.set()
+            elif is_stopped(self._nursery.pid):
+                # It holds the exit codes of everybody; whoever stopped it did not mean that.
+                self._log.warning("nursery_stopped", pid=self._nursery.pid)
+                os.kill(self._nursery.pid, SIGCONT)
             await asyncio.sleep(TICK_S)
 
     def _on_nursery_lost(self) -> None:

@@ -49,7 +49,7 @@ class Failure:
         else:
             return None
         # An error at a known line is the program's: whichever rank ran into it first, it is the same one.
-        who = -1 if self.place else self.rank
+        who = -1 if self.place or where == "start" else self.rank
         return (who, self.exit.code, self.exit.signal, where)
 
 

@@ -13,6 +13,7 @@ A manager that was born into a running job is in GATHERING like any other. What 
 how far its predecessor came, and it goes on from there: see ``_resume``.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -63,6 +64,7 @@ from taskd.core.messages import (
     Standing,
     Start,
     Stop,
+    Trouble,
     WorkerExited,
     WorkersStarted,
     WorkersStopped,
@@ -70,7 +72,13 @@ from taskd.core.messages import (
     WorkerView,
 )
 from taskd.core.recovery import LIMIT_S as RECOVERY_LIMIT_S
-from taskd.core.recovery import recover_in_memory, take_progress, take_standing, why_not_in_memory
+from taskd.core.recovery import (
+    recover_in_memory,
+    take_progress,
+    take_standing,
+    take_trouble,
+    why_not_in_memory,
+)
 from taskd.core.status import JobPhase, PhaseName
 
 FINISH_MARGIN_S = 10.0
@@ -98,11 +106,22 @@ def step(job: Job, event: Event) -> Outcome:
             assert_never(event)
 
 
-def take_over(job: Job, incidents: int, ending: Ending | None) -> Job:
+def take_over(
+    job: Job,
+    incidents: int,
+    ending: Ending | None,
+    *,
+    generation: int = 0,
+    restarts: int = 0,
+    faults: Mapping[str, int] | None = None,
+) -> Job:
     """Return the job of a newborn manager, given what its predecessor wrote down.
 
-    An ending that was decided stays decided: agents that were told are gone and cannot tell about it.
+    An ending that was decided stays decided: agents that were told are gone and cannot tell about it. The
+    counts are a lower bound; agents that are there know better.
     """
+    budget = replace(job.budget, used=dict(faults or {}))
+    job = replace(job, floor=generation, restarts=restarts, budget=budget)
     if ending is None:
         return replace(job, incidents=incidents)
     return replace(job, incidents=incidents, ending=ending, phase=JobPhase.FINISHING, reason=ending.reason)
@@ -185,9 +204,18 @@ def _gather(job: Job, now: float, stamp: float) -> Outcome:
         return replace(job, reason=f"waiting for {missing} of {job.options.max_nodes} nodes"), ()
     if job.generation == 0 and any(node.generation for node in usable):
         return _resume(job, now, stamp)
+    if job.generation == 0 and job.floor:
+        return _begin_after_loss(job, now, stamp, usable[0].key)
     if job.generation and not all(is_quiet(node) for node in usable):
         return replace(job, reason="waiting for processes of an older generation to end"), ()
     return _begin(job, now)
+
+
+def _begin_after_loss(job: Job, now: float, stamp: float, key: str) -> Outcome:
+    """Go on where the manager and every agent died together: nobody is left who could tell."""
+    what = "the manager and the agents were lost together; their processes are gone"
+    job = replace(job, generation=job.floor, plan=None)
+    return _fault(job, now, stamp, "node", Culprit(key, what, ExitCode.FAILED))
 
 
 def _resume(job: Job, now: float, stamp: float) -> Outcome:
@@ -312,6 +340,8 @@ def _reported(job: Job, event: Reported) -> Outcome:
             return job, (*effects, *more)
         case Standing():
             return take_standing(job, event.now, event.node, report)
+        case Trouble():
+            return take_trouble(job, event.now, event.stamp, event.node, report)
         case WorkersStarted():
             # Compared with the node, not with the job: a newborn manager has no generation while it gathers,
             # and what happens meanwhile must be in its picture.
@@ -372,6 +402,9 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
         return _blame_earlier(job, report, culprit, failure)
     if job.phase not in UNDER_WAY:
         return job, ()
+    if report.rank == job.hopeless_rank:
+        # It was told that there is no other try, and ends with the error that was counted then.
+        return _fault(job, event.now, event.stamp, "process", culprit, report=report)
     why_not = why_not_in_memory(job)
     if not why_not and not job.options.keep_trying and job.streak.extend(failure).hopeless:
         why_not = "the same failure came back"
@@ -458,9 +491,9 @@ def _fault(
 
 
 def _stopping(job: Job, now: float) -> Outcome:
-    if job.phase is not JobPhase.STOPPING or job.plan is None:
+    if job.phase is not JobPhase.STOPPING:
         return job, ()
-    for place in job.plan.places:
+    for place in job.plan.places if job.plan else ():
         node = job.nodes.get(place.node)
         if node is not None and node.usable and not is_down(node, job.generation):
             return job, ()
@@ -579,7 +612,7 @@ def _ticked(job: Job, now: float, stamp: float) -> Outcome:
         case JobPhase.GATHERING:
             return _gather(job, now, stamp) if job.nodes else (job, ())
         case JobPhase.RECOVERING if waited >= RECOVERY_LIMIT_S:
-            what = f"the recovery from memory did not come to an end in {RECOVERY_LIMIT_S:g} s"
+            what = f"the recovery from memory did not get on for {RECOVERY_LIMIT_S:g} s"
             return _fault(job, now, stamp, "recovery", Culprit("", what, ExitCode.FAILED))
         case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
             if job.ending is None:

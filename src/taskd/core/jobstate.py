@@ -13,12 +13,14 @@ from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions, Plan
 from taskd.core.messages import (
     Announce,
     Beat,
+    Denied,
     NodePhase,
     Order,
     Progress,
     Regroup,
     Report,
     Standing,
+    Trouble,
     WorkerView,
 )
 from taskd.core.status import JobPhase
@@ -63,6 +65,7 @@ class Job:
     reason: str = "waiting for nodes"
     since: float = 0.0
     generation: int = 0
+    floor: int = 0
     restarts: int = 0
     plan: Plan | None = None
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class Job:
     steps: bool = False
     ending: Ending | None = None
     recovering: "Recovering | None" = None
+    hopeless_rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ class Reported:
     stamp: float
     node: str
     incarnation: str
-    report: Report | Beat | Progress | Standing
+    report: Report | Beat | Progress | Standing | Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,7 @@ class SendWorkers:
     """Tell all workers of a node something."""
 
     node: str
-    message: Regroup
+    message: Regroup | Denied
 
 
 @dataclass(frozen=True, slots=True)

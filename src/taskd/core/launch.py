@@ -14,8 +14,9 @@ DEFAULT_MANAGER_PORT = 9601
 DEFAULT_MONITOR_INTERVAL_S = 5.0
 DEFAULT_STOP_GRACE_S = 30.0
 LOCAL_HOST = "127.0.0.1"
+RETRY = "retry"
 RECOVER_IN_PLACE = "recover-in-place"
-DEFAULT_STRATEGIES = ("retry", RECOVER_IN_PLACE, "recover", "dump", "exit")
+DEFAULT_STRATEGIES = (RETRY, RECOVER_IN_PLACE, "recover", "dump", "exit")
 
 
 class ProgramKind(StrEnum):

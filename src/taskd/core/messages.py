@@ -160,6 +160,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """A step of a living worker failed: an error in it, or a collective that broke without a death.
+
+    It asks for another try. The rank says what it saw; who is to blame is not its to decide.
+    """
+
+    generation: int
+    rank: int
+    step: int
+    error: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """Where a worker stands when a generation is raised over it: out of its collectives, waiting.
 
@@ -251,6 +265,15 @@ class Interrupt:
 
     generation: int
     leader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """There is no other try for a rank that asked for one: its error is its own."""
+
+    generation: int
+    rank: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

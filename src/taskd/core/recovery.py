@@ -12,6 +12,7 @@ rounds) the caller falls back to restarting all ranks.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from taskd.core.exits import Exit
 from taskd.core.failures import Failure
 from taskd.core.incidents import Incident
 from taskd.core.jobread import is_member, member_views, with_node
@@ -25,28 +26,30 @@ from taskd.core.jobstate import (
     SendOrder,
     SendWorkers,
 )
-from taskd.core.launch import RECOVER_IN_PLACE
+from taskd.core.launch import RECOVER_IN_PLACE, RETRY
 from taskd.core.messages import (
+    Denied,
     NodePhase,
     Progress,
     Recover,
     Regroup,
     Standing,
+    Trouble,
     WorkerExited,
     WorkerState,
 )
 from taskd.core.status import JobPhase, PhaseName
 
 MAX_ROUNDS = 8
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
 
-def why_not_in_memory(job: Job) -> str:
+def why_not_in_memory(job: Job, strategy: str = RECOVER_IN_PLACE) -> str:
     """Say why the job cannot be recovered from memory now; empty if it can."""
-    if RECOVER_IN_PLACE not in job.options.strategies:
-        return f"{RECOVER_IN_PLACE} is not among the strategies"
+    if strategy not in job.options.strategies:
+        return f"{strategy} is not among the strategies"
     if job.plan is None or job.phase not in (JobPhase.RUNNING, JobPhase.RECOVERING):
         return "the job was not running"
     if job.recovering is not None and job.recovering.rounds >= MAX_ROUNDS:
@@ -80,20 +83,24 @@ def recover_in_memory(
     leader = min(view.rank for view in views if view.state.alive and view.ready)
     before = job.recovering
     voted = dict(before.voted) if before else {}
-    voted.setdefault(report.rank, report.voted)
+    if report.rank in dead:
+        voted.setdefault(report.rank, report.voted)
     number = job.incidents + 1
-    reason = f"{culprit.what}; {_names(dead)} replaced in place, all others keep their processes"
+    deed = (
+        f"{_names(dead)} replaced in place, all others keep" if dead else "the step is tried again, all keep"
+    )
+    reason = f"{culprit.what}; {deed} their processes"
     incident = Incident(
         number=number,
         started_at=min(now, report.noticed_at) if report.noticed_at else now,
         stamp=stamp,
-        kind="process",
+        kind="process" if dead else "step",
         what=culprit.what,
         rank=report.rank,
         node=culprit.node,
         step=report.step,
         generation=job.generation,
-        strategy=RECOVER_IN_PLACE,
+        strategy=RECOVER_IN_PLACE if dead else RETRY,
         reason=reason,
         failed_stamp=report.failed_stamp,
     )
@@ -131,6 +138,26 @@ def recover_in_memory(
     return job, (*effects, RecordIncident(incident))
 
 
+def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble) -> Outcome:
+    """Give a failed step another try, unless it fails the same way again and again."""
+    regrouped = job.recovering is not None and job.recovering.regroup is not None
+    if trouble.generation != job.generation or not (job.phase is JobPhase.RUNNING or regrouped):
+        why = f"trouble of generation {trouble.generation}; the job is at {job.generation}"
+        return job, (Refuse(node, why),)
+    what = f"rank {trouble.rank} failed at step {trouble.step}: {trouble.error}"
+    failure = Failure(trouble.rank, Exit(code=1), trouble.step, trouble.place, trouble.error)
+    why_not = why_not_in_memory(job, RETRY)
+    if not why_not and not job.options.keep_trying and job.streak.extend(failure).hopeless:
+        why_not = "the same failure came back"
+        job = replace(job, streak=job.streak.extend(failure), hopeless_rank=trouble.rank)
+    if why_not:
+        return job, (SendWorkers(node, Denied(job.generation, trouble.rank, why_not)),)
+    report = WorkerExited(
+        job.generation, trouble.rank, 0, 0, Exit(), trouble.step, lived_s=0.0, noticed_at=now
+    )
+    return recover_in_memory(job, now, stamp, Culprit(node, what, 1), failure, report)
+
+
 def take_standing(job: Job, now: float, node: str, standing: Standing) -> Outcome:
     """Note where a worker stands; when all have said so, decide how they go on."""
     under_way = job.phase in (JobPhase.RUNNING, JobPhase.RECOVERING)
@@ -143,7 +170,7 @@ def take_standing(job: Job, now: float, node: str, standing: Standing) -> Outcom
         return job, (SendWorkers(node, recovering.regroup),)
     standings = {**recovering.standings, standing.rank: standing}
     recovering = replace(recovering, standings=standings)
-    job = replace(job, recovering=recovering, phase=JobPhase.RECOVERING)
+    job = replace(job, recovering=recovering, phase=JobPhase.RECOVERING, since=now)
     incident = job.incident
     survivors = {view.rank for view in member_views(job) if view.ready}
     if incident is not None and survivors <= set(standings):
@@ -205,7 +232,7 @@ def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
             incident = incident.mark(PhaseName.JOIN, now)
         if len(recovering.restored) == world:
             incident = incident.mark(PhaseName.RESTORE, now)
-    job = replace(job, recovering=recovering, incident=incident)
+    job = replace(job, recovering=recovering, incident=incident, since=now)
     if len(recovering.stepped) < world:
         return job, ()
     done = replace(

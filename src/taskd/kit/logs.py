@@ -4,11 +4,12 @@ The console belongs to the training job and to the launcher, which prints what a
 Standard-library loggers are enough for the worker; the roles bind their context once with structlog.
 """
 
+import contextlib
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import msgspec
 import structlog
@@ -26,6 +27,25 @@ def _level() -> int:
     name = os.environ.get("TASKD_FILE_LOG_LEVEL", "INFO").upper()
     level = logging.getLevelNamesMapping().get(name)
     return logging.INFO if level is None else level
+
+
+class _Unfailing:
+    """A stream that drops what it cannot write: a full disk must not end a role."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or do not."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            return 0
+
+    def flush(self) -> None:
+        """Flush, or do not."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def open_log(path: str, **context: Any) -> Log:  # noqa: ANN401 - whatever identifies the role
@@ -46,7 +66,7 @@ def open_log(path: str, **context: Any) -> Log:  # noqa: ANN401 - whatever ident
             _to_json,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_level()),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Unfailing(stream))),
         cache_logger_on_first_use=False,
     )
     logger: Log = structlog.get_logger(**context)

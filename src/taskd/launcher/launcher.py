@@ -5,6 +5,7 @@ reason, nothing of the job is left: the roles end with it, the agents' nurseries
 """
 
 import asyncio
+import errno
 import os
 import secrets
 import signal
@@ -33,6 +34,7 @@ from taskd.proxy.config import ProxyConfig
 
 MANAGER_START_S = 30.0
 GOODBYE_S = 5.0
+STOP_MARGIN_S = 15.0
 WARM_TORCH = "taskd.agent.torch.warm:warm"
 
 
@@ -64,9 +66,11 @@ class Launcher:
         self._outcomes: dict[str, _Outcome] = {node.key: _Outcome() for node in topology.nodes}
         self._listening = asyncio.Event()
         self._fatal = ""
+        self._fatal_code = int(ExitCode.USAGE)
+        self._signal_code = 0
         self._over = asyncio.Event()
         self._stops = 0
-        self._generation = 0
+        self._phase = ""
 
     async def run(self) -> int:
         """Run the job; returns its exit code."""
@@ -194,7 +198,11 @@ class Launcher:
             self._tell_phase(note)
         if "silent" in note:
             say(f"the {name} did not react any more and was ended")
-        if "died" in note and not self._over.is_set():
+        if "gave_up" in note:
+            self._fatal_code = int(ExitCode.INTERNAL)
+            log = self._role_logs()
+            self._end_with(f"the {name} ends as soon as it is started (code {note['gave_up']}); see {log}")
+        elif "died" in note and not self._over.is_set():
             say(f"the {name} ended (code {note['died']}) and is started again")
 
     def _on_agent_note(self, node: str, note: Mapping[str, object]) -> None:
@@ -216,11 +224,15 @@ class Launcher:
             say(news)
 
     def _tell_phase(self, note: Mapping[str, object]) -> None:
+        """Say that a restart is done; a recovery from memory has its own line."""
+        before, self._phase = self._phase, str(note.get("phase"))
         generation = note.get("generation")
-        if note.get("phase") == "running" and isinstance(generation, int) and generation != self._generation:
-            self._generation = generation
-            if generation > 1:
-                say(f"all ranks run again (generation {generation})")
+        if (
+            (before, self._phase) == ("starting", "running")
+            and isinstance(generation, int)
+            and generation > 1
+        ):
+            say(f"all ranks run again (generation {generation})")
 
     def _end_with(self, why: str) -> None:
         self._fatal = self._fatal or why
@@ -234,16 +246,23 @@ class Launcher:
         why = f"{sig.name} was received"
         if self._stops > 1:
             self._fatal = f"{why} again; ending at once"
-            self._outcomes = {key: _Outcome(code, why) for key in self._outcomes}
+            self._signal_code = code
             self._over.set()
             return
         say(f"{why}; stopping in order (once more ends at once)")
+        self._signal_code = code
         if self._manager is not None:
             self._manager.tell(stop=why, code=code)
         else:
-            for node, agent in self._agents.items():
-                self._outcomes[node] = _Outcome(None, why)
+            for agent in self._agents.values():
                 agent.tell(stop=why, code=code)
+        limit_s = self._spec.stop_grace_s + STOP_MARGIN_S
+        asyncio.get_running_loop().call_later(limit_s, self._stop_at_last, f"{why} {limit_s:g} s ago")
+
+    def _stop_at_last(self, why: str) -> None:
+        """End although the roles did not: whoever sent the signal will not wait for ever either."""
+        self._fatal = f"{why}, and not everything has stopped; ending at once"
+        self._over.set()
 
     async def _goodbye(self) -> int:
         """Let agents show the last output and the manager write the last status; then say how it ended."""
@@ -251,13 +270,14 @@ class Launcher:
             role.finished.set()
         if self._fatal:
             say(self._fatal)
-            codes = [outcome.code for outcome in self._outcomes.values() if outcome.code is not None]
-            return codes[0] if codes else ExitCode.USAGE
+            return self._signal_code or self._fatal_code
         leaving = [*self._agents.values(), *([self._manager] if self._manager is not None else [])]
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline and any(role.alive for role in leaving):
             await asyncio.sleep(0.02)
         code = max((outcome.code or 0 for outcome in self._outcomes.values()), default=0)
+        if self._manager is None and self._signal_code:
+            code = self._signal_code
         reason = next((outcome.reason for outcome in self._outcomes.values() if outcome.reason), "")
         if code:
             say(reason)
@@ -265,7 +285,8 @@ class Launcher:
 
     def _record(self) -> None:
         """Make the job known on this machine; several launchers of one job may stand here side by side."""
-        if self._external and self._spec.node_rank > 0:
+        if not self._hosts and not (self._external and self._spec.node_rank <= 0):
+            # Another launcher, here or on another machine with the same home, has made the job's directory.
             return
         for abandoned in jobs.sweep():
             jobs.close_abandoned(abandoned, "its launcher was killed", time.time())
@@ -294,6 +315,17 @@ def _port_from_env(name: str) -> int:
     return int(raw)
 
 
+def check_surroundings() -> None:
+    """Refuse what would fail later and less clearly."""
+    token = os.environ.get("TASKD_TOKEN", "")
+    if not (token.isascii() and (token.isprintable() or not token)):
+        raise LaunchError("TASKD_TOKEN has characters that cannot travel in a header; use printable ASCII")
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the working directory was removed; change to one that exists") from error
+
+
 def prepare_environment() -> None:
     """Put right in this process's environment what every child would stumble over, and say so once."""
     preload, missing = drop_missing_preloads(os.environ)
@@ -308,6 +340,7 @@ def prepare_environment() -> None:
 def run_job(spec: LaunchSpec) -> int:
     """Run a job on this machine to its end; returns the exit code."""
     try:
+        check_surroundings()
         prepare_environment()
         topology = decide_topology(spec)
         _port_from_env("TASKD_METRICS_PORT")
@@ -315,6 +348,11 @@ def run_job(spec: LaunchSpec) -> int:
         return asyncio.run(_run(launcher_spec, topology))
     except (LaunchError, jobs.JobLookupError) as error:
         say(str(error))
+        return ExitCode.USAGE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        say(f"{error.strerror}: {error.filename or jobs.base_dir()}; make room, or set TASKD_HOME")
         return ExitCode.USAGE
 
 

@@ -20,6 +20,8 @@ from taskd.kit.roles import CONFIG_VARIABLE
 
 SILENT_S = 6.0
 START_S = 60.0
+# A role that ends by itself right after its start, again and again, has a reason that will not go away.
+QUICK_S, MOST_QUICK_ENDS = 10.0, 5
 FIRST_DELAY_S, LAST_DELAY_S, CALM_S = 0.0, 5.0, 30.0
 
 
@@ -43,6 +45,7 @@ class RoleProcess:
         self._last_beat = 0.0
         self.finished = asyncio.Event()
         self.starts = 0
+        self._quick_ends = 0
 
     @property
     def pid(self) -> int:
@@ -70,6 +73,10 @@ class RoleProcess:
                 return
             lived = time.monotonic() - born
             delay_s = FIRST_DELAY_S if lived > CALM_S else min(max(delay_s * 2, 0.05), LAST_DELAY_S)
+            self._quick_ends = self._quick_ends + 1 if code >= 0 and lived < QUICK_S else 0
+            if self._quick_ends >= MOST_QUICK_ENDS:
+                self._on_note(self.name, {"gave_up": code})
+                return
             self._on_note(self.name, {"died": code, "lived_s": lived})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):

@@ -41,6 +41,7 @@ from taskd.core.messages import (
     AgentGone,
     Announce,
     Beat,
+    Denied,
     FaultDue,
     Inject,
     OrderDone,
@@ -48,6 +49,7 @@ from taskd.core.messages import (
     ProxyHello,
     Regroup,
     Standing,
+    Trouble,
     Upstream,
     WorkerExited,
     WorkerOrder,
@@ -217,7 +219,7 @@ class Manager:
                 channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
                     self._give_up(message.node, "its agent died", now)
-            case Progress() | Standing():
+            case Progress() | Standing() | Trouble():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
                 if known is not None:
@@ -362,7 +364,7 @@ class Manager:
         if news and not self._lifeline.attached:
             logging.getLogger("taskd").warning("taskd: %s", news)
 
-    def _tell_workers(self, node: str, message: Regroup) -> None:
+    def _tell_workers(self, node: str, message: Regroup | Denied) -> None:
         """Tell all workers of a node; a worker that misses it says again where it stands."""
         to = worker_address(node, -1)
         self._push(
@@ -512,7 +514,14 @@ class Manager:
             self._started_stamp = before.started_stamp
             if before.exit_code is not None:
                 ending = Ending(before.exit_code, before.reason)
-        self.job = machine.take_over(self.job, max(self._incidents, default=0), ending)
+        self.job = machine.take_over(
+            self.job,
+            max(self._incidents, default=0),
+            ending,
+            generation=before.generation if before else 0,
+            restarts=before.restarts if before else 0,
+            faults={node.node: node.faults for node in before.nodes if node.faults} if before else {},
+        )
 
     def _save_status(self) -> None:
         try:

@@ -17,6 +17,7 @@ Message = (
     | messages.OrderDone
     | messages.Progress
     | messages.Standing
+    | messages.Trouble
     | messages.Beat
     | messages.ProxyHello
     | messages.AgentGone
@@ -26,6 +27,7 @@ Message = (
     | messages.Recover
     | messages.Interrupt
     | messages.Regroup
+    | messages.Denied
     | messages.Finish
     | messages.Inject
     | messages.WorkerOrder

@@ -6,15 +6,22 @@ happens; ten times a second it also looks at the worker's page, in case the prox
 dead.
 """
 
+import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 
-from taskd.core.messages import Interrupt, Regroup, Standing
+from taskd.core.messages import Denied, Interrupt, Regroup, Standing, Trouble
 from taskd.worker.client import Worker
 
 LOOK_S = 0.1
 REPEAT_S = 0.3
+LEAVE_FLOOR_S, LEAVE_STEPS = 2.0, 3.0
+
+
+log = logging.getLogger("taskd")
 
 
 class Superseded(Exception):
@@ -33,6 +40,9 @@ class Watch:
         self._raised = worker.generation
         self._leader = -1
         self._regroup: Regroup | None = None
+        self._denied: Denied | None = None
+        self._leave_by: float | None = None
+        self.pace_s = 0.0
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
 
     def start(self) -> None:
@@ -47,10 +57,31 @@ class Watch:
         with self._news:
             return self._raised, self._leader
 
+    def came_out(self) -> None:
+        """The training thread has left whatever it was in."""
+        with self._news:
+            self._leave_by = None
+
     def wait_raised(self, after: int, limit_s: float) -> bool:
         """Wait until a generation later than ``after`` was raised; False if that did not happen in time."""
         with self._news:
             return self._news.wait_for(lambda: self._raised > after, limit_s)
+
+    def ask_again(self, trouble: Trouble, limit_s: float) -> bool:
+        """Ask for another try of a step; False if there is none, or nobody answers."""
+        after = trouble.generation
+        deadline = time.monotonic() + limit_s
+        with self._news:
+            self._denied = None
+        while time.monotonic() < deadline:
+            self._worker.say(trouble)
+            with self._news:
+                self._news.wait_for(lambda: self._raised > after or self._denied is not None, REPEAT_S)
+                if self._raised > after:
+                    return True
+                if self._denied is not None:
+                    return False
+        return False
 
     def stand(self, standing: Standing, limit_s: float) -> Regroup:
         """Say where this worker stands, again and again, until the answer is there."""
@@ -74,11 +105,30 @@ class Watch:
             for message in self._worker.receive(LOOK_S):
                 if isinstance(message, Interrupt):
                     self._hear(message.generation, message.leader)
-                elif isinstance(message, Regroup):
-                    with self._news:
-                        self._regroup = message
-                        self._news.notify_all()
+                elif isinstance(message, Regroup | Denied):
+                    self._note(message)
             self._look()
+            self._end_if_stuck()
+
+    def _end_if_stuck(self) -> None:
+        """End a process whose training thread does not come out: it becomes one more rank to be replaced.
+
+        Cutting the connections wakes a collective within milliseconds, nearly always; a computation comes to
+        its next collective within a step. Whatever is left after that would hold up everybody else.
+        """
+        with self._news:
+            stuck = self._leave_by is not None and time.monotonic() > self._leave_by
+        if stuck:
+            log.error("taskd: rank %d did not come out of its collective; it ends to be replaced", self._rank)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _note(self, message: Regroup | Denied) -> None:
+        with self._news:
+            if isinstance(message, Regroup):
+                self._regroup = message
+            elif message.rank == self._rank:
+                self._denied = message
+            self._news.notify_all()
 
     def _look(self) -> None:
         self._hear(*self._worker.wanted())
@@ -88,6 +138,7 @@ class Watch:
             if generation <= self._raised:
                 return
             self._raised, self._leader = generation, leader
+            self._leave_by = time.monotonic() + max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s)
         # Cut first: a training thread that is woken by the condition must find its group dead already.
         self._on_raise(generation)
         with self._news:

@@ -16,6 +16,8 @@ import logging
 import os
 import pickle
 import socket
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taskd.core.messages import Regroup, Standing
+from taskd.core.messages import Regroup, Standing, Trouble
 from taskd.train.torch.exchange import receive_state, send_state
 from taskd.train.torch.feed import Feed
 from taskd.train.torch.fence import SocketFence
@@ -36,7 +38,8 @@ from taskd.worker.watch import Superseded, Watch
 
 AT_START, AT_VOTE = 0, 1
 RAISE_LIMIT_S = 10.0
-OTHER_ERROR_S = 0.2
+BROKEN_GROUP_S = 0.1
+ERROR_LENGTH = 300
 STAND_LIMIT_S = 60.0
 GROUP_LIMIT_S = 1800.0
 
@@ -143,6 +146,7 @@ class Engine:
         """Try a step; says whether it counts now. If not, it comes again or was overtaken."""
         self._voted, self._updated = False, 0
         batch = feed.batch(step) if feed.present else None
+        started = time.monotonic()
         before = self._own.capture(self._objects)
         self._slot.write(step, AT_START, before)
         try:
@@ -151,13 +155,14 @@ class Engine:
         except Replay:
             pass
         except Exception as error:
-            if not self._watch.wait_raised(self._worker.generation, _patience(error)):
+            if not self._another_try(error, step):
                 raise
             log.info("taskd: step %d was interrupted: %s", step, error)
             self._come_together(complete=False)
         else:
             if self._step == step:
                 self._commit(step)
+            self._watch.pace_s = max(0.9 * self._watch.pace_s, time.monotonic() - started)
             self.replaying = False
             return result, True
         if self._step > step:
@@ -169,6 +174,21 @@ class Engine:
         self.replaying = True
         return None, False
 
+    def _another_try(self, error: Exception, step: int) -> bool:
+        """Tell whether the step is to be tried again: a fault elsewhere explains the error, or it may pass.
+
+        An error after the update is the script's own: the step counts, and trying it again is not possible.
+        """
+        generation = self._worker.generation
+        if self._watch.wait_raised(generation, _patience(error)):
+            return True
+        if self._step > step:
+            return False
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        what = f"{type(error).__name__}: {error}"[:ERROR_LENGTH]
+        return self._watch.ask_again(Trouble(generation, self._rank, step, what, place), RAISE_LIMIT_S)
+
     def _before_update(self, *_: object) -> None:
         """Vote, once a step: nothing is changed before every rank holds its gradient."""
         if self._voted or not self._entered:
@@ -179,7 +199,7 @@ class Engine:
         try:
             dist.all_reduce(self._ballot)
         except Exception as error:
-            if not self._watch.wait_raised(self._worker.generation, RAISE_LIMIT_S):
+            if not self._another_try(error, step):
                 raise
             log.info("taskd: the vote of step %d was interrupted: %s", step, error)
             if self._come_together(complete=True).target == step:
@@ -206,6 +226,7 @@ class Engine:
         """Leave the old group and enter that of the latest generation, however often it changes meanwhile."""
         while True:
             generation, leader = self._watch.raised
+            self._watch.came_out()
             self._leave()
             store = self._open_store() if leader == self._rank else ""
             standing = Standing(generation, self._rank, self._has_state, self._step, complete, store)
@@ -312,9 +333,8 @@ def _patience(error: Exception) -> float:
 
     The text of an error never says who is to blame; it only says whether waiting makes sense.
     """
-    if isinstance(error, dist.DistError) or "gloo" in str(error).lower():
-        return RAISE_LIMIT_S
-    return OTHER_ERROR_S
+    broken = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+    return BROKEN_GROUP_S if broken else 0.0
 
 
 def _own_address(towards: str) -> str:

@@ -17,6 +17,7 @@ No lock is held while a group is being made, since that is where a thread waits 
 meanwhile, and then the cut has to reach it.
 """
 
+import contextlib
 import os
 import socket
 import stat
@@ -25,6 +26,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch.distributed as dist
 
 _TCP_SYN_SENT = 2  # linux/tcp_states.h; the first byte of TCP_INFO
 
@@ -119,6 +122,32 @@ class SocketFence:
         cut = self._cut_up_to
         if cut is not None and generation <= cut:
             raise Interrupted(generation, cut) from cause
+
+
+def destroy_groups() -> None:
+    """Destroy all process groups, without the deadlock that ``destroy_process_group`` alone may end in.
+
+    A group's destructor waits for gloo's threads with the interpreter locked (torch 2.6), and such a thread
+    may need the interpreter just then, to drop the tensor of the last call. The destructor of the backend
+    inside does unlock it. So the backends are kept until the groups are gone, and go last.
+    """
+    if not dist.is_initialized():
+        return
+    backends = _backends()
+    try:
+        dist.destroy_process_group()
+    finally:
+        backends.clear()
+
+
+def _backends() -> list[object]:
+    # A function of its own: a group in a local variable of the caller would outlive the backends.
+    found: list[object] = []
+    for group in dist.distributed_c10d._world.pg_map:  # noqa: SLF001 - there is no public list of groups
+        for device in group._device_types:  # noqa: SLF001 - as above
+            with contextlib.suppress(RuntimeError):
+                found.append(group._get_backend(device))  # noqa: SLF001 - as above
+    return found
 
 
 def _sockets() -> dict[int, int]:

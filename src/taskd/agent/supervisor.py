@@ -80,6 +80,7 @@ from taskd.kit.pages import Page
 BEAT_S = 0.5
 TICK_S = 0.1
 FIRST_WARM_S = 30.0
+ALONE_S = 10.0
 ANSWER_S = 1.0
 SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
 
@@ -123,6 +124,7 @@ class Agent:
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
         self._hangs = HangWatch()
+        self._said_alone = False
         self._failed_since = time.monotonic()
         self._answer_limit_s = answer_limit_s(os.environ)
         self._cwd = str(Path.cwd())
@@ -231,6 +233,7 @@ class Agent:
                 last_look = now
                 self._look_for_vanished(now)
             self._check_unanswered(now)
+            self._check_alone(now)
             self._end_hung(now)
             if not self._uplink.heard_manager and now - started > self._config.spec.join_timeout_s:
                 self._lifeline.say(fatal="no manager was reached in time; check its address and port")
@@ -246,6 +249,26 @@ class Agent:
         elif 0 < self._answer_limit_s < now - self._failed_since:
             why = f"a failed rank found no answer for {self._answer_limit_s:g} s (TASKD_REPORT_FAULT_TIMEOUT)"
             self._apply(OrderReceived(now, Finish("unanswered", ExitCode.FAILED, why)))
+
+    def _check_alone(self, now: float) -> None:
+        """Say when the manager stays away; leave if it stays away for as long as a start may take.
+
+        The training goes on meanwhile: it needs no manager until something happens.
+        """
+        since = self._uplink.alone_since
+        if since is None:
+            self._said_alone = False
+            return
+        away_s, limit_s = now - since, self._config.spec.join_timeout_s
+        if away_s > ALONE_S and not self._said_alone:
+            self._said_alone = True
+            self._lifeline.say(
+                notice=f"the manager has not answered for {ALONE_S:g} s; the training goes on, and this node "
+                f"leaves with code {ExitCode.NODES_MISSING.value} if it stays away for {limit_s:g} s"
+            )
+        if away_s > limit_s:
+            why = f"the manager was away for {limit_s:g} s"
+            self._apply(OrderReceived(now, Finish("alone", ExitCode.NODES_MISSING, why)))
 
     def _end_hung(self, now: float) -> None:
         """End a rank that hangs, where a recovery from memory can replace it."""

@@ -78,6 +78,7 @@ class Uplink:
         self.incarnation = secrets.token_hex(6)
         self._conversations = 0
         self.heard_manager = False
+        self.alone_since: float | None = None
         self.proxy_pid = 0
 
     @property
@@ -140,7 +141,10 @@ class Uplink:
             if envelope.kind == Upstream.__name__:
                 upstream = unpack(envelope)
                 if isinstance(upstream, Upstream) and upstream.incarnation:
+                    self.alone_since = None
                     self._meet(upstream.incarnation, anew=upstream.anew)
+                elif self.heard_manager and self.alone_since is None:
+                    self.alone_since = time.monotonic()
                 return
             packet = unpack_packet(envelope)
         except WireError as error:

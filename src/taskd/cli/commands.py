@@ -351,6 +351,9 @@ def _fetch_status(record: jobs.JobRecord, *, prefer_files: bool = False) -> JobS
         raise CliError(f"job {record.job} left no status: it ended before it had one", ExitCode.NOT_FOUND)
     if status.phase is not JobPhase.ENDED and not jobs.is_live(record):
         # Nobody was left to write the end down.
+        from taskd.launcher.places import remove_scratch
+
+        remove_scratch(record.job, record.scratch)
         jobs.close_abandoned(record, "its launcher was killed", time.time())
         status = jobs.read_status(record.job) or status
     return status

@@ -94,5 +94,8 @@ def describe_news(incident: IncidentStatus) -> str:
         return incident.what
     if incident.outcome == "recovered":
         parts = ", ".join(f"{name} {ms:.0f}" for name, ms in incident.phases_ms.items())
+        if PhaseName.FIRST_STEP.value not in incident.phases_ms:
+            spent = f"in {incident.downtime_ms:.0f} ms ({parts})"
+            return f"started again after fault {incident.number} {spent}; the script reports no steps"
         return f"recovered from fault {incident.number} in {incident.downtime_ms:.0f} ms ({parts})"
     return ""

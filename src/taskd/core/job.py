@@ -23,6 +23,7 @@ from taskd.core.failures import Failure, describe_exit
 from taskd.core.incidents import Incident
 from taskd.core.jobread import (
     FINISH_ORDER,
+    choose_nodes,
     finish_order,
     is_down,
     is_member,
@@ -32,6 +33,7 @@ from taskd.core.jobread import (
     node_label,
     note_progress,
     refuse_stale,
+    stop_leftovers,
     stop_order,
     stopped_view,
     with_node,
@@ -63,7 +65,6 @@ from taskd.core.messages import (
     Progress,
     Standing,
     Start,
-    Stop,
     Trouble,
     WorkerExited,
     WorkersStarted,
@@ -156,7 +157,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         return job, (SendOrder(key, finish), *effects)
     if job.phase is JobPhase.GATHERING:
         # A newborn manager may go on with what runs; one that has given a generation up may not.
-        leftovers = _stop_leftovers(job, node) if job.generation else ()
+        leftovers = stop_leftovers(job, node) if job.generation else ()
         job, effects = _gather(job, event.now, event.stamp)
         return job, (*leftovers, *effects)
     if job.phase is JobPhase.STOPPING and is_member(job, key):
@@ -166,7 +167,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         job, effects = _stopping(job, event.now)
         return job, (*stop, *effects)
     if not is_member(job, key):
-        return job, _stop_leftovers(job, node)
+        return job, stop_leftovers(job, node)
     if node.generation == job.generation and node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
         # The same processes in another conversation; an answer may have been lost with the old one.
         job, effects = _starting(job, event.now)
@@ -255,7 +256,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         job, orders = _order_start(job, plan, waiting)
         job, more = _starting(job, now)
         for node in usable.values():
-            more = (*more, *(() if is_member(job, node.key) else _stop_leftovers(job, node)))
+            more = (*more, *(() if is_member(job, node.key) else stop_leftovers(job, node)))
         for node in current:
             job, failed = _adopt_failures(job, now, stamp, node.key)
             more = (*more, *failed)
@@ -269,14 +270,6 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
     what = "the manager was replaced in the middle of a restart"
     culprit = Culprit("", what, ExitCode.FAILED)
     return _fault(job, now, stamp, "manager", culprit)
-
-
-def _stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
-    """Have a node that was out of reach stop what it still runs; that was given up and gets no grace."""
-    if is_quiet(node):
-        return ()
-    why = f"the job went on without this node; it is at generation {job.generation}"
-    return (SendOrder(node.key, Stop(f"{node.generation}/stop", node.generation, 0.0, why)),)
 
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
@@ -485,7 +478,7 @@ def _fault(
         if node.usable and is_member(job, key):
             effects.append(SendOrder(key, stop))
         elif node.usable:
-            effects.extend(_stop_leftovers(job, node))
+            effects.extend(stop_leftovers(job, node))
     job, more = _stopping(job, now)
     return job, (*effects, RecordIncident(incident), *more)
 
@@ -522,7 +515,7 @@ def _stopping(job: Job, now: float) -> Outcome:
 
 def _begin(job: Job, now: float) -> Outcome:
     """Make the next plan and have it started."""
-    chosen = _choose_nodes(job)
+    chosen = choose_nodes(job)
     if not chosen:
         return job, ()
     first = chosen[0]
@@ -551,18 +544,6 @@ def _order_start(job: Job, plan: Plan, nodes: list[Node]) -> Outcome:
     for node in nodes:
         job = with_node(job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={}))
     return job, tuple(SendOrder(node.key, Start(f"{plan.generation}/start", plan)) for node in nodes)
-
-
-def _choose_nodes(job: Job) -> list[Node]:
-    usable = [node for node in job.nodes.values() if node.usable]
-    before = {place.node: place.node_rank for place in job.plan.places} if job.plan else {}
-
-    def precedence(node: Node) -> tuple[int, int]:
-        wanted = node.announce.wants_rank
-        rank = wanted if wanted >= 0 else before.get(node.key, job.options.max_nodes)
-        return rank, node.order_of_joining
-
-    return sorted(usable, key=precedence)[: job.options.max_nodes]
 
 
 def _starting(job: Job, now: float) -> Outcome:

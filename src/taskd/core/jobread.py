@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from taskd.core.jobstate import Ending, Job, Node, Refuse
+from taskd.core.jobstate import Effect, Ending, Job, Node, Refuse, SendOrder
 from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
 
 FINISH_ORDER = "finish"
@@ -98,3 +98,24 @@ def note_progress(
         joins=job.joins or any(view.state is WorkerState.JOINED for view in changed.values()),
         steps=job.steps or any(view.step >= 0 for view in changed.values()),
     )
+
+
+def choose_nodes(job: Job) -> list[Node]:
+    """Choose the nodes of the next plan, in the order of their ranks."""
+    usable = [node for node in job.nodes.values() if node.usable]
+    before = {place.node: place.node_rank for place in job.plan.places} if job.plan else {}
+
+    def precedence(node: Node) -> tuple[int, int]:
+        wanted = node.announce.wants_rank
+        rank = wanted if wanted >= 0 else before.get(node.key, job.options.max_nodes)
+        return rank, node.order_of_joining
+
+    return sorted(usable, key=precedence)[: job.options.max_nodes]
+
+
+def stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:
+    """Have a node that was out of reach stop what it still runs; that was given up and gets no grace."""
+    if is_quiet(node):
+        return ()
+    why = f"the job went on without this node; it is at generation {job.generation}"
+    return (SendOrder(node.key, Stop(f"{node.generation}/stop", node.generation, 0.0, why)),)

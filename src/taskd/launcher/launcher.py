@@ -196,6 +196,8 @@ class Launcher:
             self._tell_incident(note["incident"])
         if "phase" in note:
             self._tell_phase(note)
+        if "notice" in note:
+            say(str(note["notice"]))
         if "silent" in note:
             say(f"the {name} did not react any more and was ended")
         if "gave_up" in note:

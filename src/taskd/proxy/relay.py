@@ -114,6 +114,8 @@ class Proxy:
                 sender.cancel()
                 await asyncio.gather(sender, return_exceptions=True)
             self._log.info("manager_left", incarnation=self._manager_incarnation)
+            if self._agent is not None:
+                self._tell_upstream(self._agent, agent_address(self._config.node), gone=True)
 
     async def _send_up(self, stream: ClientStream) -> None:
         while True:
@@ -285,8 +287,8 @@ class Proxy:
             self._config.job, proxy_address(self._config.node), MANAGER, message, sender=self.incarnation
         )
 
-    def _tell_upstream(self, link: LocalLink, address: str) -> None:
-        message = Upstream(self._manager_incarnation)
+    def _tell_upstream(self, link: LocalLink, address: str, *, gone: bool = False) -> None:
+        message = Upstream("" if gone else self._manager_incarnation)
         link.send(
             encode_envelope(
                 pack(

@@ -12,7 +12,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format bench-launcher wheel clean clean-venv
+.PHONY: help setup demo test test-fast lint format matrix rounds bench-launcher wheel clean clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
@@ -20,6 +20,8 @@ help:
 	@echo 'make test-fast       the tests without the slow ones, under a minute'
 	@echo 'make lint            ruff, mypy --strict, import contracts'
 	@echo 'make format          let ruff format and fix'
+	@echo 'make matrix          kill each rank at each point of a step, and compare the bits'
+	@echo 'make rounds          kill manager and proxy 30 times at each point of an order'
 	@echo 'make bench-launcher  detection, replacement and restart times'
 	@echo 'make wheel           a wheel in dist/'
 	@echo 'make setup           only the environment (the others call it)'
@@ -61,6 +63,14 @@ lint: $(STAMP)
 format: $(STAMP)
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+matrix: $(STAMP)
+	@$(COMPILE)
+	@TASKD_MATRIX=1 $(BIN)/python -m pytest tests/train/test_recovery.py $(ARGS)
+
+rounds: $(STAMP)
+	@$(COMPILE)
+	@TASKD_ROUNDS=30 $(BIN)/python -m pytest tests/roles/test_role_faults.py -k every_order -o timeout=1500 $(ARGS)
 
 bench-launcher: $(STAMP)
 	@$(COMPILE)

@@ -117,8 +117,11 @@ class Watch:
         its next collective within a step. Whatever is left after that would hold up everybody else.
         """
         with self._news:
-            stuck = self._leave_by is not None and time.monotonic() > self._leave_by
-        if stuck:
+            leave_by, raised = self._leave_by, self._raised
+        if leave_by is None:
+            return
+        self._on_raise(raised)  # once more: a group that was being made may have opened new connections
+        if time.monotonic() > leave_by:
             log.error("taskd: rank %d did not come out of its collective; it ends to be replaced", self._rank)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from taskd.core.messages import Regroup, Standing, Trouble
 from taskd.train.torch.exchange import receive_state, send_state
 from taskd.train.torch.feed import Feed
-from taskd.train.torch.fence import SocketFence
+from taskd.train.torch.fence import SocketFence, destroy_groups
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.slots import Slot, read_entries
 from taskd.train.torch.wrapping import Handle, building
@@ -76,12 +76,12 @@ class Engine:
         slot = os.environ["TASKD_SLOT"]
         # What the dead process of this rank kept must be read before anything is written over it.
         self._inherited = [] if self._has_state else read_entries(slot)
-        self._slot = Slot(slot, create=self._has_state or not os.path.exists(slot))  # noqa: PTH110
+        self._slot = Slot(slot, create=True)
         self._objects: dict[str, Any] = {}
         self._wraps: list[_Wrap] = []
         self._own = OwnState()
         self._ballot = torch.ones(1)
-        self._store: Any = None
+        self._server: Any = None
         self._entered = False
         self._pending: Regroup | None = None
         self._step = 0
@@ -247,29 +247,25 @@ class Engine:
     def _leave(self) -> None:
         for wrap in self._wraps:
             wrap.handle.clear()
-        if dist.is_initialized():
-            try:
-                dist.destroy_process_group()
-            except Exception as error:  # noqa: BLE001 - a broken group may fail in any way; it is gone either way
-                log.debug("taskd: leaving the old group: %s", error)
-        self._store = None
+        destroy_groups()
+        self._server = None
 
     def _open_store(self) -> str:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         if self._rank != 0:
             host = _own_address(host)
         limit = timedelta(seconds=STAND_LIMIT_S)
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        return f"{host}:{self._store.port}"
+        self._server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        return f"{host}:{self._server.port}"
 
     def _join(self, regroup: Regroup) -> None:
         generation = regroup.generation
         host, _, port = regroup.store.rpartition(":")
         with self._fence.recording(generation):
-            if self._store is None:
-                limit = timedelta(seconds=STAND_LIMIT_S)
-                self._store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
-            store = dist.PrefixStore(f"taskd/{generation}", self._store)
+            # The leader too: a connection that is made here can be cut when a peer never comes.
+            limit = timedelta(seconds=STAND_LIMIT_S)
+            client = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+            store = dist.PrefixStore(f"taskd/{generation}", client)
             dist.init_process_group(
                 "gloo",
                 store=store,

@@ -25,6 +25,8 @@ from taskd.core.messages import (
     Order,
     Progress,
     Report,
+    Standing,
+    Trouble,
     WorkerExited,
     WorkersStarted,
     WorkersStopped,
@@ -81,7 +83,9 @@ class Scene:
         )
         return self.step(NodeAnnounced(self.at(), self.now, f"{node}{life}", message))
 
-    def report(self, node: str, report: Report | Beat | Progress, life: str = "a") -> tuple[Effect, ...]:
+    def report(
+        self, node: str, report: Report | Beat | Progress | Standing | Trouble, life: str = "a"
+    ) -> tuple[Effect, ...]:
         return self.step(Reported(self.at(), self.now, node, f"{node}{life}", report))
 
     def started(self, node: str, life: str = "a") -> tuple[Effect, ...]:

@@ -51,22 +51,25 @@ def test_workers_get_torchruns_environment(tmp_path: Path) -> None:
 
 
 def test_a_restart_from_warm_processes_trains_on(tmp_path: Path) -> None:
-    """A rank dies at a step of a DDP run: it goes on from the checkpoint, with torch imported already."""
+    """Not from memory, by wish: all ranks start again at the checkpoint, with torch imported already."""
     faults = tmp_path / "faults.jsonl"
-    faults.write_text('{"step": 25, "rank": 0, "kind": "kill"}\n{"step": 33, "rank": 3, "kind": "raise"}\n')
+    faults.write_text('{"step": 25, "rank": 0, "kind": "kill"}\n{"step": 33, "rank": 3, "kind": "exit"}\n')
     checkpoint = str(tmp_path / "last.pt")
     with running(
         tmp_path,
-        *("--nproc-per-node", "4", "--spares", "2", "--faults", str(faults)),
+        *("--nproc-per-node", "4", "--spares", "2", "--faults", str(faults), "--recover-strategy", "exit"),
         *(str(DEMO / "train.py"), "--steps", "45", "--checkpoint", checkpoint),
     ) as job:
         assert 0 == job.wait(120)
 
     assert [0, 3] == [incident["rank"] for incident in job.timeline()]
     assert {"recovered"} == {incident["outcome"] for incident in job.timeline()}
-    resumed = [int(step) for step in re.findall(r"starts at step (\d+)", job.out)]
-    assert [0] * 4 + [20] * 4 + [30] * 4 == sorted(resumed)
-    assert 4 == len(re.findall(r"step 44 loss|pid \d+ step 39 loss", job.out))
+    for rank in range(4):
+        lives: dict[str, list[int]] = {}
+        for pid, step in re.findall(rf"rank {rank} pid (\d+) step (\d+) loss", job.out):
+            lives.setdefault(pid, []).append(int(step))
+        assert [0, 20, 30] == [steps[0] for steps in lives.values()]
+        assert 44 == list(lives.values())[-1][-1]
     nursery = (job.directory / "logs" / "roles" / "agent-0.log.nursery").read_text()
     assert "a fresh one is started" not in nursery
 
@@ -76,4 +79,5 @@ def test_the_demo_keeps_its_promise() -> None:
     done = subprocess.run([sys.executable, DEMO / "demo.py"], capture_output=True, text=True, check=False)
 
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert "went on at step 30 and finished step 59" in done.stdout
+    assert "went on at step" in done.stdout
+    assert "ranks that kept their processes: 0, 2, 3" in done.stdout

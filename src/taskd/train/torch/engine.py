@@ -14,7 +14,6 @@ The rules, and where they are kept:
 
 import logging
 import os
-import pickle
 import socket
 import time
 import traceback
@@ -297,9 +296,10 @@ class Engine:
         try:
             if self._rank == regroup.source:
                 for receiver in regroup.receivers:
-                    send_state(self._objects, receiver, extra=pickle.dumps({"step": regroup.target}))
+                    send_state(self._objects, receiver, extra=str(start).encode())
             elif mine:
-                receive_state(self._objects, regroup.source)
+                # Where the run began: a newcomer may have found a later checkpoint than the others did.
+                start = int(receive_state(self._objects, regroup.source))
         except Exception:
             if not self._watch.wait_raised(self._worker.generation, RAISE_LIMIT_S):
                 raise

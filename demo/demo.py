@@ -138,9 +138,8 @@ def judge(log: str, victim: int, checkpoint: int, before: dict[int, tuple[int, i
         return 1
     kept = [rank for rank in before if rank != victim and len({pid for r, pid, _ in told if r == rank}) == 1]
     say(f"rank {victim} went on at step {min(resumed)} in another process, and all finished step {STEPS - 1}")
-    say(
-        f"ranks that kept their processes: {', '.join(map(str, kept)) or 'none (a restart from the checkpoint)'}"
-    )
+    names = ", ".join(map(str, kept)) or "none: it was a restart from the checkpoint"
+    say(f"ranks that kept their processes: {names}")
     return 0
 
 

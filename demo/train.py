@@ -1,7 +1,7 @@
 """A small training run: four processes, DDP over gloo, a checkpoint every few steps.
 
-It is an ordinary PyTorch script with five TaskD lines. A killed process is replaced from memory; the checkpoint
-is for the day when everything is gone.
+It is an ordinary PyTorch script with five TaskD lines. A killed process is replaced from memory; the
+checkpoint is for the day when everything is gone.
 """
 
 import argparse

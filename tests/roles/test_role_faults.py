@@ -68,6 +68,31 @@ def test_a_dead_agent_takes_its_workers_along_and_is_replaced(tmp_path: Path) ->
     assert ("node", "recovered") == (incident["kind"], incident["outcome"])
 
 
+def test_manager_and_agent_killed_together_are_one_more_fault(tmp_path: Path) -> None:
+    """Nobody is left who knows; what is on disk keeps the count, and the timeline tells."""
+    with running(tmp_path, "--nproc-per-node", "2", STEPS, "60", "0.05") as job:
+        status = job.at_step(3)
+        os.kill(role_pid(status, "agent"), signal.SIGKILL)
+        os.kill(role_pid(status, "manager"), signal.SIGKILL)
+        assert 0 == job.wait()
+
+    assert (2, 1) == (job.saved_status()["generation"], job.saved_status()["restarts"])
+    (incident,) = job.timeline()
+    assert "lost together" in incident["what"]
+    assert "recovered" == incident["outcome"]
+
+
+def test_a_stopped_nursery_is_continued(tmp_path: Path) -> None:
+    """SIGSTOP of the processes' parent: the exit codes arrive all the same."""
+    with running(tmp_path, "--nproc-per-node", "2", STEPS, "60", "0.02") as job:
+        job.at_step(3)
+        (nursery,) = [p for p in job.family() if "nursery_main" in " ".join(p.cmdline())]
+        nursery.suspend()
+        assert 0 == job.wait()
+
+    assert [] == job.timeline()
+
+
 def test_a_lost_local_node_loses_its_directories_and_comes_back(tmp_path: Path) -> None:
     """Agent, proxy, workers and both directories are gone; the node returns and the job ends well."""
     with running(tmp_path, "--local-nodes", "2", "--nproc-per-node", "1", STEPS, "60", "0.05") as job:

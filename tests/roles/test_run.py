@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -181,8 +183,6 @@ def test_output_is_teed_with_torchruns_prefix(tmp_path: Path) -> None:
 
 def test_clear_errors_cost_exit_code_2(tmp_path: Path) -> None:
     """A port in use: one sentence, no traceback."""
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -198,8 +198,6 @@ def test_clear_errors_cost_exit_code_2(tmp_path: Path) -> None:
 
 def test_two_launchers_meet_as_two_nodes(tmp_path: Path) -> None:
     """Static and c10d: two launchers, one manager, ranks numbered across both."""
-    import socket
-
     for backend in ("static", "c10d"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -286,3 +284,70 @@ def test_a_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
             path.unlink()
         (home / "jobs" / "job" / "status.json").mkdir()
         assert 0 == job.wait()
+
+
+def test_metrics_are_served_where_asked(tmp_path: Path) -> None:
+    """A scraper finds the job's phase and its ranks."""
+    port = free_port()
+    with running(
+        tmp_path, "--nproc-per-node", "2", STEPS, "100000", "0.02", env={"TASKD_METRICS_PORT": str(port)}
+    ) as job:
+        job.at_step(1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        job.cli("stop", "job")
+        assert 143 == job.wait()
+
+    assert 'taskd_phase{job="job",phase="running"} 1.0' in text
+    assert 'taskd_ranks_alive{job="job"} 2.0' in text
+
+
+def test_two_launchers_of_one_job_share_a_home(tmp_path: Path) -> None:
+    """Two machines with one file system, or two nodes on one machine: each rank has its own log."""
+    port = free_port()
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    where += ["--manager-port", str(port)]
+    script = tmp_path / "say.py"
+    script.write_text("import os\nprint('I am', os.environ['RANK'])\n")
+    homes = [tmp_path / "one", tmp_path / "two"]
+    shared = {"TASKD_HOME": str(tmp_path / "home")}
+    jobs = []
+    for rank, home in enumerate(homes):
+        home.mkdir()
+        jobs.append(RunningJob(home, *where, "--node-rank", str(rank), str(script), env=shared))
+    try:
+        assert [0, 0] == [job.wait() for job in jobs], [job.err for job in jobs]
+        assert ["I am 0\n", "I am 1\n"] == [job.out for job in jobs]
+        logs = sorted((tmp_path / "home" / "jobs" / "job" / "logs").rglob("stdout.log"))
+        assert ["I am 0\n", "I am 1\n"] == [log.read_text() for log in logs]
+    finally:
+        for job in jobs:
+            job.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "why"), [({"TASKD_TOKEN": "a\nb"}, "TASKD_TOKEN"), ({"TASKD_METRICS_PORT": "x"}, "METRICS_PORT")]
+)
+def test_a_bad_variable_is_refused_before_anything_starts(
+    tmp_path: Path, env: dict[str, str], why: str
+) -> None:
+    """One sentence with the variable's name, code 2."""
+    with running(tmp_path, STEPS, "1", "0", env=env) as job:
+        assert 2 == job.wait()
+
+    assert why in job.err
+    assert "Traceback" not in job.err
+
+
+def test_a_log_directory_that_cannot_be_used_stops_nothing(tmp_path: Path) -> None:
+    """The roles' own logs are not worth a job."""
+    with running(tmp_path, STEPS, "3", "0", env={"TASKD_LOG_PATH": "/dev/null"}) as job:
+        assert 0 == job.wait()
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

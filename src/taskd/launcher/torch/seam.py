@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import taskd
 from taskd.core.exits import ExitCode
 from taskd.core.launch import (
     DEFAULT_MANAGER_PORT,
@@ -107,6 +109,7 @@ def _launch(
     try:
         spec = spec_from_config(config, entrypoint, [str(arg) for arg in args], host, port)
         prepare_environment()
+        _note_missing_library()
         key = str(spec.node_rank) if spec.node_rank >= 0 else f"{socket.gethostname()}-{os.getpid()}"
         node = LocalNode(key, spec.node_rank, config.local_addr or own_address(host))
         topology = Topology(hosts_manager=False, manager_host=host, manager_port=port, nodes=(node,))
@@ -117,6 +120,16 @@ def _launch(
     if code:
         raise SystemExit(code)
     return {}
+
+
+def _note_missing_library() -> None:
+    """Say what images made for the reference system look for, if this install has no libtaskd.so."""
+    library = Path(taskd.__file__).parent / "python" / "cython_api" / "libs" / "libtaskd.so"
+    if not library.exists():
+        say(
+            "the libtaskd.so has not been loaded (it was not built: no C compiler was there); TaskD goes on "
+            f"without it. With a compiler, install again, then: export LD_PRELOAD={library}:$LD_PRELOAD"
+        )
 
 
 async def _run(spec: LaunchSpec, topology: Topology) -> int:

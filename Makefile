@@ -49,7 +49,7 @@ test: lint
 
 test-fast: $(STAMP)
 	@$(COMPILE)
-	@$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m 'not slow' $(ARGS)
 
 lint: $(STAMP)
 	@echo 'lint: ruff'

@@ -10,6 +10,8 @@ import pytest
 
 from tests.roles.harness import RunningJob, eventually, job_files, running
 
+pytestmark = pytest.mark.slow
+
 STEPS = str(Path(__file__).with_name("steps.py"))
 ROUNDS = int(os.environ.get("TASKD_ROUNDS", "2"))
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,12 +145,18 @@ class RunningJob:
 
     def close(self) -> None:
         family = self.family()
+        killed = self.process.poll() is None or self.process.returncode == -signal.SIGKILL
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        if killed:
+            # A launcher that was killed leaves its directories to the next one; here there is none.
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                for path in job_files(self):
+                    shutil.rmtree(path, ignore_errors=True)
         self._out.close()
         self._err.close()
 

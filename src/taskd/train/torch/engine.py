@@ -71,7 +71,8 @@ class Engine:
         self._world = world_size
         self._fence = SocketFence()
         self._watch = Watch(worker, rank, self._on_raise)
-        self._has_state = os.environ.get("TASKD_NEWCOMER") != "1"
+        self._newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
+        self._has_state = not self._newcomer
         slot = os.environ["TASKD_SLOT"]
         # What the dead process of this rank kept must be read before anything is written over it.
         self._inherited = [] if self._has_state else read_entries(slot)
@@ -126,7 +127,8 @@ class Engine:
         """Run the steps and yield each that counts, once."""
         self.enter()
         feed = Feed(data)
-        self._step = start
+        # A replacement passes through the loops that its predecessor had behind it.
+        self._step = max(self._step, start) if self._newcomer else start
         if self._has_state:
             self._worker.ready()
         while True:

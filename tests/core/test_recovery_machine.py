@@ -32,7 +32,8 @@ from taskd.core.node import (
     SignalProcesses,
     SpawnProcesses,
 )
-from taskd.core.recovery import LIMIT_S, decide_regroup
+from taskd.core.recovery import LIMIT_S
+from taskd.core.regroup import Kind, Offer, decide_regroup, plan_transfers
 from taskd.core.status import JobPhase
 from tests.core.scenes import KILLED, RAISED, Scene
 
@@ -84,7 +85,7 @@ def test_the_way_on_is_told_when_all_have_said_where_they_stand() -> None:
     assert ["0", "1", "2"] == [e.node for e in told]
     regroup = told[0].message
     assert isinstance(regroup, Regroup)
-    assert (5, False, 0, (1,)) == (regroup.target, regroup.forward, regroup.source, regroup.receivers)
+    assert (5, 5, (1,)) == (regroup.target, regroup.top, regroup.receivers)
     play.effects.clear()
     stand(play, "2", state=True)
     assert [SendWorkers("2", regroup)] == play.effects
@@ -111,7 +112,7 @@ def test_a_second_death_raises_it_again() -> None:
 
 
 def test_where_it_cannot_work_all_ranks_restart_and_the_reason_says_why() -> None:
-    """Not allowed, a rank that keeps nothing, a node lost, too long without news."""
+    """Not allowed, a rank that keeps nothing, too long without news."""
     forbidden = keeping()
     forbidden.job = replace(forbidden.job, options=replace(forbidden.job.options, strategies=("exit",)))
     forbidden.exited("1", KILLED, step=4)
@@ -121,11 +122,6 @@ def test_where_it_cannot_work_all_ranks_restart_and_the_reason_says_why() -> Non
     forgetful.exited("1", KILLED)
     assert JobPhase.STOPPING == forgetful.job.phase
 
-    lost = keeping()
-    lost.exited("1", KILLED, step=4)
-    lost.lost("2")
-    assert JobPhase.STOPPING == lost.job.phase
-
     silent = keeping()
     silent.exited("1", KILLED, step=4)
     silent.at(LIMIT_S + 1)
@@ -134,6 +130,36 @@ def test_where_it_cannot_work_all_ranks_restart_and_the_reason_says_why() -> Non
     assert JobPhase.STOPPING == silent.job.phase
     forbidden.restart()
     assert "recover-in-place is not among the strategies" in forbidden.incidents[1].reason
+
+
+def test_a_lost_node_is_waited_for_and_gets_the_order_that_it_missed() -> None:
+    """The survivors are pulled out at once; the node's new agent makes its ranks anew."""
+    play = keeping()
+    play.lost("2")
+    assert (JobPhase.RECOVERING, ["0", "1"]) == (play.job.phase, orders(play, Recover))
+    assert "as soon as node 2 is back" in play.job.reason
+    play.effects.clear()
+    play.announce("2", "b")
+
+    assert ["2"] == orders(play, Recover)
+    order = next(e.order for e in play.effects if isinstance(e, SendOrder))
+    assert isinstance(order, Recover)
+    assert ((2,), 2) == (order.replace, order.plan.generation)
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one() -> None:
+    """It keeps the node's number and its ranks; nobody else changes."""
+    play = keeping()
+    play.announce("9")
+    play.effects.clear()
+    play.lost("1")
+
+    assert ["0", "9", "2"] == orders(play, Recover)
+    assert play.job.plan is not None
+    assert [("0", 0), ("9", 1), ("2", 2)] == [(p.node, p.node_rank) for p in play.job.plan.places]
+    assert "recover" == play.incidents[1].strategy
+    play.announce("1", "b")
+    assert JobPhase.RECOVERING == play.job.phase
 
 
 def test_trouble_is_tried_again_twice_and_then_denied() -> None:
@@ -158,39 +184,105 @@ def test_trouble_is_tried_again_twice_and_then_denied() -> None:
     assert {"retry"} == {play.incidents[number].strategy for number in (1, 2)}
 
 
-standings = st.dictionaries(
+entries_of_ranks = st.dictionaries(
     st.integers(0, 7),
-    st.tuples(st.booleans(), st.integers(5, 6), st.booleans()),
+    st.tuples(st.booleans(), st.integers(5, 6), st.booleans(), st.sets(st.integers(4, 6), max_size=2)),
     min_size=1,
     max_size=8,
 )
 
 
-@given(standings, st.integers(4, 7))
+@given(entries_of_ranks, st.integers(1, 8))
 def test_a_decision_never_asks_for_what_nobody_has(
-    entries: dict[int, tuple[bool, int, bool]], vote: int
+    entries: dict[int, tuple[bool, int, bool, set[int]]], parts: int
 ) -> None:
-    """Whoever goes to the target without receiving holds what it takes; the source is at the top."""
+    """Whoever receives finds a replica or a snapshot of the target; all others get there by themselves."""
+    layout = tuple(str(rank % parts) for rank in range(8))
     said = {
-        rank: Standing(2, rank, state, step if state else 0, complete and state, "h:1" if rank == 0 else "")
-        for rank, (state, step, complete) in entries.items()
+        rank: Standing(
+            2,
+            rank,
+            state,
+            step if state else 0,
+            complete and state,
+            "h:1" if rank == 0 else "",
+            layout,
+            tuple((rank, kept) for kept in sorted(copies)),
+        )
+        for rank, (state, step, complete, copies) in entries.items()
     }
-    regroup = decide_regroup(said, dict.fromkeys(said, vote))
     keepers = {rank: standing for rank, standing in said.items() if standing.has_state}
-    if regroup is None:
-        assert not keepers or 0 not in said
+    regroup = decide_regroup(said)
+    if isinstance(regroup, str):
+        assert regroup
         return
-    top = max(standing.step for standing in keepers.values())
 
-    assert top == keepers[regroup.source].step
-    assert regroup.target in (top, top + 1)
-    assert set(said) - set(keepers) <= set(regroup.receivers)
-    for rank, standing in keepers.items():
-        if rank in regroup.receivers:
-            assert not regroup.forward
-            continue
-        short = regroup.target - standing.step
-        assert short == 0 or (short == 1 and standing.complete)
+    target = regroup.target
+    assert regroup.top == max(standing.step for standing in keepers.values())
+    assert target in (regroup.top, regroup.top - 1)
+    there = {
+        rank
+        for rank, standing in keepers.items()
+        if standing.step == target or (standing.step == target - 1 and standing.complete)
+    }
+    assert set(said) - there == set(regroup.receivers)
+    for rank in regroup.receivers:
+        replicas = {other for other in there if other % parts == rank % parts}
+        copies = {
+            owner
+            for standing in said.values()
+            for owner, step in standing.snapshots
+            if step == target and owner % parts == rank % parts
+        }
+        assert replicas | copies
+
+
+def test_a_rank_without_replica_and_without_a_finished_snapshot_takes_all_one_step_back() -> None:
+    """Everybody has its own snapshot of the step before, and that step is computed again."""
+    shards = ("a", "b", "c")
+    said = {
+        0: Standing(2, 0, True, 6, False, "h:1", shards, ((0, 6), (0, 5))),
+        1: Standing(2, 1, False, 0, snapshots=((1, 5), (1, 4))),
+        2: Standing(2, 2, True, 6, False, "", shards, ((2, 6), (2, 5))),
+    }
+    regroup = decide_regroup(said)
+
+    assert Regroup(2, "h:1", 5, 6, (0, 1, 2)) == regroup
+    lost = {**said, 1: Standing(2, 1, False, 0)}
+    assert "nobody has the state of rank 1 at step 6" == decide_regroup(lost)
+
+
+def test_a_damaged_replica_is_outvoted_and_repaired() -> None:
+    """Rank 2's tensors differ from those of 0 and 3: nobody receives them, and rank 2 receives too."""
+    offers = {rank: Offer(rank, 1, holds=rank != 1, digest=9 if rank == 2 else 7) for rank in range(4)}
+    plan = plan_transfers(offers)
+
+    assert [(1, 0, Kind.REPLICA), (2, 0, Kind.REPLICA)] == [
+        (move.receiver, move.source, move.kind) for move in plan.moves
+    ]
+    assert ["the state of rank 2 differed from its replicas' and was replaced"] == list(plan.notes)
+
+
+def test_sources_are_taken_in_their_order_and_a_rank_without_any_is_named() -> None:
+    """A replica, the own node's snapshot, a buddy's copy; the own small state from whoever kept it."""
+    offers = {
+        0: Offer(0, 1, holds=True, digest=7, own=(0,)),
+        1: Offer(1, 1, holds=False, needs_own=True, snapshots=(1,)),
+        2: Offer(2, 2, holds=False, needs_own=True, snapshots=(2,), own=(2,)),
+        3: Offer(3, 3, holds=False, needs_own=True),
+        4: Offer(4, 4, holds=True, digest=1, snapshots=(3,), own=(4, 1)),
+        5: Offer(5, 5, holds=False),
+    }
+    plan = plan_transfers(offers)
+
+    assert {
+        (1, 0, Kind.REPLICA),
+        (2, 2, Kind.SNAPSHOT),
+        (3, 4, Kind.SNAPSHOT),
+        (1, 4, Kind.OWN),
+    } == {(move.receiver, move.source, move.kind) for move in plan.moves}
+    assert (5,) == plan.orphans
+    assert ["what rank 3 alone had (its random state) was kept nowhere"] == list(plan.notes)
 
 
 def node_at_work() -> NodeState:

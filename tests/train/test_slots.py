@@ -26,12 +26,13 @@ while True:
 """
 
 
-def test_the_last_two_entries_are_there_newest_first(tmp_path: Path) -> None:
+def test_the_last_four_entries_are_there_newest_first(tmp_path: Path) -> None:
     slot = Slot(tmp_path / "slot", create=True)
     for step in range(5):
         slot.write(step, step % 2, b"state %d" % step)
 
-    assert [(4, 0, b"state 4"), (3, 1, b"state 3")] == slot.read() == read_entries(tmp_path / "slot")
+    last = [(step, step % 2, b"state %d" % step) for step in (4, 3, 2, 1)]
+    assert last == slot.read() == read_entries(tmp_path / "slot")
 
 
 def test_an_empty_slot_has_no_entries(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_a_process_that_takes_over_finds_what_was_left(tmp_path: Path) -> None:
     assert [(8, 1, b"eight"), (7, 0, b"seven")] == new.read()
 
     new.write(9, 0, b"nine")
-    assert [(9, 0, b"nine"), (8, 1, b"eight")] == new.read()
+    assert [(9, 0, b"nine"), (8, 1, b"eight"), (7, 0, b"seven")] == new.read()
 
 
 def test_a_payload_that_does_not_fit_gets_a_larger_file(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_payload_that_does_not_fit_gets_a_larger_file(tmp_path: Path) -> None:
     slot.write(2, 0, b"L" * 5000)
     slot.write(3, 0, b"L" * 6000)
 
-    assert [(3, 0, b"L" * 6000), (2, 0, b"L" * 5000)] == slot.read()
+    assert [(3, 0, b"L" * 6000), (2, 0, b"L" * 5000), (1, 0, b"small")] == slot.read()
     assert ["slot"] == os.listdir(tmp_path)  # noqa: PTH208 - names
 
 

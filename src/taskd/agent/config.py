@@ -22,3 +22,4 @@ class AgentConfig:
     log_file: str = ""
     own_tmp: bool = False
     warm: str = ""
+    spare: bool = False

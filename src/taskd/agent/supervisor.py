@@ -159,11 +159,13 @@ class Agent:
         self._apply(OrderReceived(time.monotonic(), Finish("leave", ExitCode.OK, why)))
 
     def _make_nursery(self) -> Nursery:
+        spec = self._config.spec
         nursery = Nursery(
             env=self._env,
             on_exit=self._on_child_exit,
             warm=self._config.warm,
-            spares=self._config.spec.spares,
+            # A spare node takes all ranks of a lost one over at once.
+            spares=max(spec.spares, spec.local_world) if self._config.spare else spec.spares,
             log_file=self._config.log_file and f"{self._config.log_file}.nursery",
         )
         nursery.on_lost = self._on_nursery_lost
@@ -207,6 +209,7 @@ class Agent:
             plan=self._state.plan,
             workers=tuple(self._with_progress(view) for view in self._state.workers.values()),
             options=config.spec.options(),
+            spare=config.spare,
         )
 
     def _with_progress(self, view: WorkerView) -> WorkerView:
@@ -436,7 +439,6 @@ class Agent:
             error=birth.hung or (error.message if error else ""),
             place=error.place if error else "",
             log=files.directory,
-            voted=view.voted if view else -1,
         )
         self._apply(ProcessExited(time.monotonic(), report))
 

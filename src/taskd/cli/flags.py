@@ -74,6 +74,7 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
         monitor_interval_s=_parse_interval(given),
         stop_grace_s=_parse_grace(given, machine),
         spares=_parse_count(given, "spares", 0),
+        spare_nodes=_parse_count(given, "spare-nodes", 0),
         logs=_parse_logs(given, machine),
         recover_strategies=_parse_strategies(given),
         local_addr=given.text("local-addr") or "",
@@ -167,6 +168,9 @@ def _parse_nodes(spec: LaunchSpec, given: Given, machine: Machine, notes: list[s
             raise given.complain("standalone", rule)
         return _alone(spec, machine.new_id())
     spec = replace(spec, min_nodes=low, max_nodes=high)
+    if spec.spare_nodes and (high > 1 or endpoint):
+        rule = "it plays nodes on one machine; over several, a node beyond --nnodes waits as a spare"
+        raise given.complain("spare-nodes", rule)
     if backend == "c10d":
         return _parse_c10d(spec, given, endpoint, notes)
     if high == 1 and not endpoint and not given.has("master-port"):

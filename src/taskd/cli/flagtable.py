@@ -85,6 +85,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("virtual-local-rank", "not possible with TaskD: refused", group=_IGNORED),
     Flag("spares", "warm processes kept for replacements (default 0)", "N", from_env=False, group=_OWN),
     Flag("local-nodes", "play N nodes on this machine", "N", from_env=False, group=_OWN),
+    Flag("spare-nodes", "keep N more nodes of this machine for lost ones", "N", from_env=False, group=_OWN),
     Flag("faults", "schedule of faults to inject, JSON lines", "FILE", from_env=False, group=_OWN),
     Flag("keep-trying", "go on when the same failure keeps coming back", from_env=False, group=_OWN),
     Flag("job", "name of the job for the other commands", "NAME", from_env=False, group=_OWN),

@@ -74,15 +74,17 @@ from taskd.core.messages import (
 )
 from taskd.core.recovery import LIMIT_S as RECOVERY_LIMIT_S
 from taskd.core.recovery import (
-    recover_in_memory,
+    begin_recovery,
+    propose,
     take_progress,
     take_standing,
     take_trouble,
-    why_not_in_memory,
+    welcome_back,
 )
 from taskd.core.status import JobPhase, PhaseName
 
 FINISH_MARGIN_S = 10.0
+LATE_S = 5.0
 UNDER_WAY = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RECOVERING)
 
 Outcome = tuple[Job, tuple[Effect, ...]]
@@ -168,6 +170,9 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         return job, (*stop, *effects)
     if not is_member(job, key):
         return job, stop_leftovers(job, node)
+    missed = job.recovering.order if job.recovering else None
+    if job.phase is JobPhase.RECOVERING and missed is not None and node.generation < job.generation:
+        return welcome_back(job, event.now, key)
     if node.generation == job.generation and node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
         # The same processes in another conversation; an answer may have been lost with the old one.
         job, effects = _starting(job, event.now)
@@ -175,7 +180,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         return job, (*effects, *more)
     if known is not None and known.incarnation != event.incarnation:
         what = f"the agent of node {node_label(job, key)} was replaced; its processes are gone"
-        return _fault(job, event.now, event.stamp, "agent", Culprit(key, what, ExitCode.FAILED))
+        return _recover_or_restart(job, event.now, event.stamp, "agent", Culprit(key, what, ExitCode.FAILED))
     return _adopt_failures(job, event.now, event.stamp, key)
 
 
@@ -191,14 +196,18 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
             return _stopping(job, event.now)
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.RECOVERING if is_member(job, event.node):
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
-            return _fault(job, event.now, event.stamp, "node", Culprit(event.node, what, ExitCode.FAILED))
+            culprit = Culprit(event.node, what, ExitCode.FAILED)
+            return _recover_or_restart(job, event.now, event.stamp, "node", culprit)
         case _:
             return job, ()
 
 
 def _gather(job: Job, now: float, stamp: float) -> Outcome:
     usable = [node for node in job.nodes.values() if node.usable]
-    enough = len(usable) >= job.options.max_nodes
+    if not job.generation and not any(node.generation for node in usable):
+        # A spare node takes the place of a lost one; it does not make the job larger or earlier.
+        usable = [node for node in usable if not node.announce.spare]
+    enough = len(usable) >= job.options.max_nodes and not _is_somebody_late(job, now)
     last_call = len(usable) >= job.options.min_nodes and now - job.since >= job.options.last_call_s
     if not enough and not last_call:
         missing = job.options.max_nodes - len(usable)
@@ -210,6 +219,18 @@ def _gather(job: Job, now: float, stamp: float) -> Outcome:
     if job.generation and not all(is_quiet(node) for node in usable):
         return replace(job, reason="waiting for processes of an older generation to end"), ()
     return _begin(job, now)
+
+
+def _is_somebody_late(job: Job, now: float) -> bool:
+    """Tell whether a newborn manager should wait for a member of the running plan that has not spoken yet.
+
+    Where there are spare nodes, enough nodes may be there without it, and its ranks would be given away.
+    """
+    if job.generation or now - job.since >= LATE_S:
+        return False
+    plans = [node.announce.plan for node in job.nodes.values() if node.announce.plan is not None]
+    newest = max(plans, key=lambda each: each.generation, default=None)
+    return newest is not None and any(place.node not in job.nodes for place in newest.places)
 
 
 def _begin_after_loss(job: Job, now: float, stamp: float, key: str) -> Outcome:
@@ -267,6 +288,11 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         found, effects = _adopt_failures(job, now, stamp, node.key)
         if found.phase is not JobPhase.RUNNING:
             return found, effects
+    proposal = propose(job) if not stopped and plan.generation == generation else ""
+    if not isinstance(proposal, str):
+        what = "the manager was replaced in the middle of a recovery"
+        culprit = Culprit("", what, ExitCode.FAILED)
+        return begin_recovery(job, now, stamp, proposal, culprit, kind="manager")
     what = "the manager was replaced in the middle of a restart"
     culprit = Culprit("", what, ExitCode.FAILED)
     return _fault(job, now, stamp, "manager", culprit)
@@ -332,7 +358,13 @@ def _reported(job: Job, event: Reported) -> Outcome:
             job, more = _after_progress(job, event.now)
             return job, (*effects, *more)
         case Standing():
-            return take_standing(job, event.now, event.node, report)
+            job, effects, dead_end = take_standing(job, event.now, event.node, report)
+            if dead_end:
+                culprit = job.culprit or Culprit("", dead_end, ExitCode.FAILED)
+                culprit = replace(culprit, why_restart=dead_end)
+                job, more = _fault(job, event.now, event.stamp, "recovery", culprit)
+                effects = (*effects, *more)
+            return job, effects
         case Trouble():
             return take_trouble(job, event.now, event.stamp, event.node, report)
         case WorkersStarted():
@@ -398,14 +430,32 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     if report.rank == job.hopeless_rank:
         # It was told that there is no other try, and ends with the error that was counted then.
         return _fault(job, event.now, event.stamp, "process", culprit, report=report)
-    why_not = why_not_in_memory(job)
-    if not why_not and not job.options.keep_trying and job.streak.extend(failure).hopeless:
+    return _recover_or_restart(
+        job, event.now, event.stamp, "process", culprit, failure=failure, report=report
+    )
+
+
+def _recover_or_restart(
+    job: Job,
+    now: float,
+    stamp: float,
+    kind: str,
+    culprit: Culprit,
+    *,
+    failure: Failure | None = None,
+    report: WorkerExited | None = None,
+) -> Outcome:
+    """Recover from memory where that can work, and restart all ranks otherwise, with the reason."""
+    proposal = propose(job)
+    if isinstance(proposal, str):
+        why_not = proposal
+    elif failure is not None and not job.options.keep_trying and job.streak.extend(failure).hopeless:
         why_not = "the same failure came back"
-    if not why_not:
-        return recover_in_memory(job, event.now, event.stamp, culprit, failure, report)
+    else:
+        return begin_recovery(job, now, stamp, proposal, culprit, kind=kind, failure=failure, report=report)
     if any(view.ready for view in member_views(job)):
         culprit = replace(culprit, why_restart=why_not)
-    return _fault(job, event.now, event.stamp, "process", culprit, failure=failure, report=report)
+    return _fault(job, now, stamp, kind, culprit, failure=failure, report=report)
 
 
 def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:

@@ -107,7 +107,8 @@ def choose_nodes(job: Job) -> list[Node]:
 
     def precedence(node: Node) -> tuple[int, int]:
         wanted = node.announce.wants_rank
-        rank = wanted if wanted >= 0 else before.get(node.key, job.options.max_nodes)
+        last = job.options.max_nodes + node.announce.spare
+        rank = wanted if wanted >= 0 else before.get(node.key, last)
         return rank, node.order_of_joining
 
     return sorted(usable, key=precedence)[: job.options.max_nodes]

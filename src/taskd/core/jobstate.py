@@ -17,6 +17,7 @@ from taskd.core.messages import (
     NodePhase,
     Order,
     Progress,
+    Recover,
     Regroup,
     Report,
     Standing,
@@ -83,14 +84,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recovering:
-    """A recovery from memory under way.
+    """A recovery from memory under way. ``order`` is kept for a node that comes in the middle of it."""
 
-    ``voted`` keeps what the dead had voted for when they died, over all rounds: a replacement that dies
-    before it has a state has nothing to say about that.
-    """
-
-    voted: Mapping[int, int]
     rounds: int = 1
+    order: Recover | None = None
     standings: Mapping[int, Standing] = field(default_factory=dict)
     regroup: Regroup | None = None
     joined: frozenset[int] = frozenset()

@@ -16,7 +16,9 @@ DEFAULT_STOP_GRACE_S = 30.0
 LOCAL_HOST = "127.0.0.1"
 RETRY = "retry"
 RECOVER_IN_PLACE = "recover-in-place"
-DEFAULT_STRATEGIES = (RETRY, RECOVER_IN_PLACE, "recover", "dump", "exit")
+RECOVER = "recover"
+DUMP = "dump"
+DEFAULT_STRATEGIES = (RETRY, RECOVER_IN_PLACE, RECOVER, DUMP, "exit")
 
 
 class ProgramKind(StrEnum):
@@ -63,6 +65,7 @@ class LaunchSpec:
     local_world: int = 1
     node_rank: int = -1
     local_nodes: int = 1
+    spare_nodes: int = 0
     master_addr: str = LOCAL_HOST
     master_port: int = 0
     manager_port: int = 0

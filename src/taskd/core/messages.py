@@ -94,6 +94,7 @@ class Announce:
     plan: Plan | None = None
     workers: tuple[WorkerView, ...] = ()
     options: JobOptions | None = None
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,6 @@ class WorkerExited:
     error: str = ""
     place: str = ""
     log: str = ""
-    voted: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,9 @@ class Standing:
     """Where a worker stands when a generation is raised over it: out of its collectives, waiting.
 
     ``step`` counts the steps it has committed; ``complete`` says that it holds the whole reduced gradient of
-    the next one. Repeated until the answer is there. Only the leader has a ``store``.
+    the next one. ``shards`` names each rank's part of the state, as far as this one knows; ranks with one
+    and the same part are replicas. ``snapshots`` are the (rank, step) of which this one has a copy in shared
+    memory. Repeated until the answer is there. Only the leader has a ``store``.
     """
 
     generation: int
@@ -187,6 +189,8 @@ class Standing:
     step: int
     complete: bool = False
     store: str = ""
+    shards: tuple[str, ...] = ()
+    snapshots: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,17 +282,17 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """How the workers of a generation come together: where they meet and who needs what from whom.
+    """How the workers of a generation come together: where they meet and who needs a state.
 
-    ``target`` is the number of committed steps that all have afterwards; with ``forward`` those who stand one
-    below it apply the gradient that they hold.
+    ``target`` is the number of committed steps that all have afterwards; who stands one below it and does not
+    receive applies the gradient that it holds. ``top`` is what the furthest had committed: where there is no
+    copy of that, all go one step back, and the step that is computed again counts only once.
     """
 
     generation: int
     store: str
     target: int
-    forward: bool
-    source: int
+    top: int
     receivers: tuple[int, ...]
 
 

@@ -1,43 +1,46 @@
 """Recovery from memory: the survivors stay, the dead are replaced, and nothing committed is computed again.
 
 A fault raises the generation over living processes. Each of them comes out of its collectives and says where
-it *stands*; when all have spoken, the dead ranks' replacements included, one pure function decides how they
-go on: to which step, who applies the gradient that it holds, and who receives its state from whom. A further
-fault at any moment raises the generation again, and everybody stands anew.
+it *stands*; when all have spoken, the dead ranks' replacements included, ``regroup`` decides how they go on.
+A further fault at any moment raises the generation again, and everybody stands anew.
 
-Where this is not possible (a rank that keeps no state, a lost node, nobody left who has the state, too many
-rounds) the caller falls back to restarting all ranks.
+A lost node's ranks come up on a spare node. Where there is none, the survivors wait for the node itself: its
+agent may only have been replaced.
+
+Where this is not possible (a rank that keeps no state, nobody left who has the state, too many rounds) the
+caller falls back to the next strategy.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from taskd.core.exits import Exit
 from taskd.core.failures import Failure
 from taskd.core.incidents import Incident
-from taskd.core.jobread import is_member, member_views, with_node
+from taskd.core.jobread import is_member, is_quiet, with_node
 from taskd.core.jobstate import (
     Culprit,
     Effect,
     Job,
+    Node,
     RecordIncident,
     Recovering,
     Refuse,
     SendOrder,
     SendWorkers,
 )
-from taskd.core.launch import RECOVER_IN_PLACE, RETRY
+from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY, NodePlace, Plan
 from taskd.core.messages import (
     Denied,
     NodePhase,
     Progress,
     Recover,
-    Regroup,
     Standing,
     Trouble,
     WorkerExited,
     WorkerState,
+    WorkerView,
 )
+from taskd.core.regroup import decide_regroup
 from taskd.core.status import JobPhase, PhaseName
 
 MAX_ROUNDS = 8
@@ -46,69 +49,120 @@ LIMIT_S = 60.0
 Outcome = tuple[Job, tuple[Effect, ...]]
 
 
-def why_not_in_memory(job: Job, strategy: str = RECOVER_IN_PLACE) -> str:
-    """Say why the job cannot be recovered from memory now; empty if it can."""
-    if strategy not in job.options.strategies:
-        return f"{strategy} is not among the strategies"
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A recovery that can be tried: who is where, who is replaced, who leads, and what it is called."""
+
+    plan: Plan
+    dead: tuple[int, ...]
+    leader: int
+    strategy: str
+    moved: tuple[NodePlace, ...] = ()
+    awaited: tuple[int, ...] = ()
+
+
+def propose(job: Job) -> Proposal | str:
+    """Say how the job can be recovered from memory now, or why not."""
     if job.plan is None or job.phase not in (JobPhase.RUNNING, JobPhase.RECOVERING):
         return "the job was not running"
     if job.recovering is not None and job.recovering.rounds >= MAX_ROUNDS:
         return f"{MAX_ROUNDS} attempts in a row were interrupted"
-    for place in job.plan.places:
-        node = job.nodes.get(place.node)
-        if node is None or not node.usable or node.generation != job.generation:
-            return f"node {place.node_rank} is not there"
-    views = member_views(job)
-    if len(views) < job.plan.world_size:
-        return "not every rank is known"
-    if any(view.state in (WorkerState.SUCCEEDED, WorkerState.STOPPED) for view in views):
+    views = {view.rank: view for place in job.plan.places for view in _views(job, place)}
+    if any(view.state is WorkerState.SUCCEEDED for view in views.values()):
         return "some ranks have ended already"
-    survivors = [view for view in views if view.state.alive]
-    if not any(view.ready for view in survivors):
+    survivors = [view for view in views.values() if view.state.alive]
+    keepers = [view for view in survivors if view.ready]
+    if not keepers:
         return "no surviving rank keeps its state (taskd.train: register and steps)"
-    if job.recovering is None and not all(view.ready for view in survivors):
+    if job.recovering is None and len(keepers) < len(survivors):
         return "not every surviving rank keeps its state"
-    return ""
+    plan, moved, awaited = _settle(job, job.plan)
+    alive = {view.rank for view in survivors}
+    dead = tuple(rank for rank in range(plan.world_size) if rank not in alive)
+    strategy = RECOVER if moved else RECOVER_IN_PLACE if dead else RETRY
+    allowed = job.options.strategies
+    if strategy not in allowed and not (strategy == RECOVER_IN_PLACE and awaited and RECOVER in allowed):
+        return f"{strategy} is not among the strategies"
+    return Proposal(plan, dead, min(view.rank for view in keepers), strategy, moved, awaited)
 
 
-def recover_in_memory(
-    job: Job, now: float, stamp: float, culprit: Culprit, failure: Failure, report: WorkerExited
+def _views(job: Job, place: NodePlace) -> list[WorkerView]:
+    """Return what is known of a place's ranks, of whatever generation their agent has heard."""
+    node = job.nodes.get(place.node)
+    if node is None or not node.usable:
+        return []
+    return [view for rank, view in node.workers.items() if rank in place.ranks]
+
+
+def _settle(job: Job, plan: Plan) -> tuple[Plan, tuple[NodePlace, ...], tuple[int, ...]]:
+    """Give the places of lost nodes to spare ones; those for which there is none wait for their node."""
+    places: list[NodePlace] = []
+    moved: list[NodePlace] = []
+    awaited: list[int] = []
+    taken = {place.node for place in plan.places}
+    for place in plan.places:
+        node = job.nodes.get(place.node)
+        if node is not None and node.usable:
+            places.append(place)
+            continue
+        spare = _find_spare(job, place, taken) if RECOVER in job.options.strategies else None
+        if spare is None:
+            places.append(place)
+            awaited.append(place.node_rank)
+            continue
+        taken.add(spare.key)
+        places.append(replace(place, node=spare.key))
+        moved.append(places[-1])
+    plan = replace(plan, generation=job.generation + 1, places=tuple(places))
+    return plan, tuple(moved), tuple(awaited)
+
+
+def _find_spare(job: Job, place: NodePlace, taken: set[str]) -> Node | None:
+    spares = [
+        node
+        for key, node in job.nodes.items()
+        if node.usable
+        and key not in taken
+        and is_quiet(node)
+        and node.announce.local_world >= place.local_world
+    ]
+    return min(spares, key=lambda node: node.order_of_joining, default=None)
+
+
+def begin_recovery(
+    job: Job,
+    now: float,
+    stamp: float,
+    proposal: Proposal,
+    culprit: Culprit,
+    *,
+    kind: str = "process",
+    failure: Failure | None = None,
+    report: WorkerExited | None = None,
 ) -> Outcome:
-    """Raise the generation over the survivors. ``why_not_in_memory`` must have had nothing to say."""
-    plan = job.plan
-    if plan is None:
-        return job, ()
-    views = member_views(job)
-    dead = tuple(sorted(view.rank for view in views if not view.state.alive))
-    leader = min(view.rank for view in views if view.state.alive and view.ready)
-    before = job.recovering
-    voted = dict(before.voted) if before else {}
-    if report.rank in dead:
-        voted.setdefault(report.rank, report.voted)
+    """Raise the generation over the survivors."""
+    plan, dead, before = proposal.plan, proposal.dead, job.recovering
     number = job.incidents + 1
-    deed = (
-        f"{_names(dead)} replaced in place, all others keep" if dead else "the step is tried again, all keep"
-    )
-    reason = f"{culprit.what}; {deed} their processes"
+    reason = f"{culprit.what}; {_deed(proposal)} their processes"
     incident = Incident(
         number=number,
-        started_at=min(now, report.noticed_at) if report.noticed_at else now,
+        started_at=min(now, report.noticed_at) if report and report.noticed_at else now,
         stamp=stamp,
-        kind="process" if dead else "step",
+        kind=kind,
         what=culprit.what,
-        rank=report.rank,
+        rank=report.rank if report else -1,
         node=culprit.node,
-        step=report.step,
+        step=report.step if report else -1,
         generation=job.generation,
-        strategy=RECOVER_IN_PLACE if dead else RETRY,
+        strategy=proposal.strategy,
         reason=reason,
-        failed_stamp=report.failed_stamp,
+        failed_stamp=report.failed_stamp if report else 0.0,
     )
     incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
     effects: list[Effect] = []
     if job.incident is not None:
         effects.append(RecordIncident(replace(job.incident, outcome=f"interrupted by fault {number}")))
-    plan = replace(plan, generation=job.generation + 1)
+    order = Recover(f"{plan.generation}/recover", plan, dead, proposal.leader, culprit.what)
     job = replace(
         job,
         phase=JobPhase.RECOVERING,
@@ -119,23 +173,36 @@ def recover_in_memory(
         incident=incident,
         incidents=number,
         culprit=culprit,
-        streak=job.streak.extend(failure),
-        recovering=Recovering(voted, before.rounds + 1 if before else 1),
+        streak=job.streak.extend(failure) if failure else job.streak,
+        recovering=Recovering(before.rounds + 1 if before else 1, order),
     )
-    order = Recover(f"{plan.generation}/recover", plan, dead, leader, culprit.what)
     for place in plan.places:
-        node = job.nodes[place.node]
-        replaced = [rank for rank in dead if rank in place.ranks]
-        workers = {
-            rank: replace(view, state=WorkerState.STARTING, exit=None, ready=False)
-            if rank in replaced
-            else view
-            for rank, view in node.workers.items()
-        }
-        phase = NodePhase.STARTING if replaced else node.phase
-        job = with_node(job, replace(node, phase=phase, generation=plan.generation, workers=workers))
-        effects.append(SendOrder(place.node, order))
+        job, more = _order(job, place.node, order)
+        effects.extend(more)
     return job, (*effects, RecordIncident(incident))
+
+
+def welcome_back(job: Job, now: float, key: str) -> Outcome:
+    """Let a node that comes in the middle of a recovery have the order that it missed."""
+    recovering = job.recovering
+    if recovering is None or recovering.order is None:
+        return job, ()
+    return _order(replace(job, since=now), key, recovering.order)
+
+
+def _order(job: Job, key: str, order: Recover) -> Outcome:
+    node = job.nodes.get(key)
+    place = order.plan.place_of(key)
+    if node is None or not node.usable or place is None:
+        return job, ()
+    replaced = [rank for rank in order.replace if rank in place.ranks]
+    workers = {rank: view for rank, view in node.workers.items() if rank in place.ranks}
+    for rank in replaced:
+        known = workers.get(rank) or WorkerView(rank, rank - place.first_rank, 0, WorkerState.STARTING)
+        workers[rank] = replace(known, state=WorkerState.STARTING, exit=None, ready=False)
+    phase = NodePhase.STARTING if replaced else node.phase
+    node = replace(node, phase=phase, generation=order.plan.generation, workers=workers)
+    return with_node(job, node), (SendOrder(key, order),)
 
 
 def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble) -> Outcome:
@@ -146,71 +213,50 @@ def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble
         return job, (Refuse(node, why),)
     what = f"rank {trouble.rank} failed at step {trouble.step}: {trouble.error}"
     failure = Failure(trouble.rank, Exit(code=1), trouble.step, trouble.place, trouble.error)
-    why_not = why_not_in_memory(job, RETRY)
-    if not why_not and not job.options.keep_trying and job.streak.extend(failure).hopeless:
-        why_not = "the same failure came back"
-        job = replace(job, streak=job.streak.extend(failure), hopeless_rank=trouble.rank)
-    if why_not:
-        return job, (SendWorkers(node, Denied(job.generation, trouble.rank, why_not)),)
+    proposal = propose(job)
+    if not isinstance(proposal, str) and not job.options.keep_trying:
+        streak = job.streak.extend(failure)
+        if streak.hopeless:
+            proposal = "the same failure came back"
+            job = replace(job, streak=streak, hopeless_rank=trouble.rank)
+    if isinstance(proposal, str):
+        return job, (SendWorkers(node, Denied(job.generation, trouble.rank, proposal)),)
     report = WorkerExited(
         job.generation, trouble.rank, 0, 0, Exit(), trouble.step, lived_s=0.0, noticed_at=now
     )
-    return recover_in_memory(job, now, stamp, Culprit(node, what, 1), failure, report)
+    culprit = Culprit(node, what, 1)
+    return begin_recovery(job, now, stamp, proposal, culprit, kind="step", failure=failure, report=report)
 
 
-def take_standing(job: Job, now: float, node: str, standing: Standing) -> Outcome:
-    """Note where a worker stands; when all have said so, decide how they go on."""
+def take_standing(job: Job, now: float, node: str, standing: Standing) -> tuple[Job, tuple[Effect, ...], str]:
+    """Note where a worker stands; when all have said so, decide how they go on.
+
+    The third value says why there is no way on, if there is none.
+    """
     under_way = job.phase in (JobPhase.RUNNING, JobPhase.RECOVERING)
     if standing.generation != job.generation or job.plan is None or not is_member(job, node) or not under_way:
         why = f"standing of generation {standing.generation}; the job is at {job.generation}"
-        return job, (Refuse(node, why),)
+        return job, (Refuse(node, why),), ""
     plan = job.plan
-    recovering = job.recovering or Recovering({})
+    recovering = job.recovering or Recovering()
     if recovering.regroup is not None:
-        return job, (SendWorkers(node, recovering.regroup),)
+        return job, (SendWorkers(node, recovering.regroup),), ""
     standings = {**recovering.standings, standing.rank: standing}
     recovering = replace(recovering, standings=standings)
     job = replace(job, recovering=recovering, phase=JobPhase.RECOVERING, since=now)
     incident = job.incident
-    survivors = {view.rank for view in member_views(job) if view.ready}
-    if incident is not None and survivors <= set(standings):
+    dead = recovering.order.replace if recovering.order else ()
+    if incident is not None and all(rank in standings or rank in dead for rank in range(plan.world_size)):
         incident = incident.mark(PhaseName.RELEASE, now)
     if len(standings) < plan.world_size:
-        return replace(job, incident=incident), ()
-    regroup = decide_regroup(standings, recovering.voted)
-    if regroup is None:
-        return replace(job, incident=incident), ()
+        return replace(job, incident=incident), (), ""
+    regroup = decide_regroup(standings)
+    if isinstance(regroup, str):
+        return replace(job, incident=incident), (), regroup
     if incident is not None:
         incident = incident.mark(PhaseName.SPAWN, now)
     job = replace(job, incident=incident, recovering=replace(recovering, regroup=regroup))
-    return job, tuple(SendWorkers(place.node, regroup) for place in plan.places)
-
-
-def decide_regroup(standings: Mapping[int, Standing], voted: Mapping[int, int]) -> Regroup | None:
-    """Decide to which step all go, who applies its gradient and who receives its state from whom.
-
-    The target is the highest committed step. If all who have a state stand there with the whole gradient of
-    the next step, and the dead had voted for it too (so that their random state after it is kept), nothing
-    needs to be computed again and all go one further.
-    """
-    keepers = [standing for standing in standings.values() if standing.has_state]
-    stores = [standing.store for standing in standings.values() if standing.store]
-    if not keepers or not stores:
-        return None
-    top = max(standing.step for standing in keepers)
-    newcomers = [rank for rank, standing in standings.items() if not standing.has_state]
-    forward = all(standing.step == top and standing.complete for standing in keepers) and all(
-        voted.get(rank) == top for rank in newcomers
-    )
-    behind = [s.rank for s in keepers if s.step < top and not s.complete]
-    return Regroup(
-        generation=keepers[0].generation,
-        store=stores[0],
-        target=top + 1 if forward else top,
-        forward=forward,
-        source=min(standing.rank for standing in keepers if standing.step == top),
-        receivers=tuple(sorted([*newcomers, *behind])),
-    )
+    return job, tuple(SendWorkers(place.node, regroup) for place in plan.places), ""
 
 
 def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
@@ -249,7 +295,15 @@ def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
     return done, (RecordIncident(incident),)
 
 
-def _names(ranks: tuple[int, ...]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} is"
-    return f"ranks {', '.join(map(str, ranks))} are"
+def _deed(proposal: Proposal) -> str:
+    dead = proposal.dead
+    if not dead:
+        return "the step is tried again, all keep"
+    names = f"rank {dead[0]} is" if len(dead) == 1 else f"ranks {', '.join(map(str, dead))} are"
+    if proposal.moved:
+        where = ", ".join(f"{place.node} (as node {place.node_rank})" for place in proposal.moved)
+        return f"{names} replaced on node {where}, all others keep"
+    if proposal.awaited:
+        nodes = ", ".join(map(str, proposal.awaited))
+        return f"{names} replaced as soon as node {nodes} is back, all others keep"
+    return f"{names} replaced in place, all others keep"

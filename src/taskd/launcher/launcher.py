@@ -181,8 +181,9 @@ class Launcher:
             fired_dir=str(jobs.fired_dir(self._spec.job)),
             ledger_file=str(jobs.job_dir(self._spec.job) / "ledger" / f"{node.key}.jsonl"),
             log_file=str(self._role_logs() / f"agent-{node.key}.log"),
-            own_tmp=self._spec.local_nodes > 1,
-            warm=WARM_TORCH if in_python and self._spec.spares > 0 else "",
+            own_tmp=len(self._topology.nodes) > 1,
+            warm=WARM_TORCH if in_python and (self._spec.spares > 0 or node.spare) else "",
+            spare=node.spare,
         )
 
     # --- what the roles say ------------------------------------------------------------------------------
@@ -215,6 +216,9 @@ class Launcher:
             if all(outcome.code is not None for outcome in self._outcomes.values()):
                 self._over.set()
             return
+        if "died" in note and self._manager is not None:
+            # Quicker than the proxy, which may have died with it, and surer than a lease.
+            self._manager.tell(agent_died=node, pid=note.get("pid", 0))
         self._on_note(f"agent of node {node}", note)
 
     def _tell_incident(self, incident: object) -> None:

@@ -77,7 +77,7 @@ class RoleProcess:
             if self._quick_ends >= MOST_QUICK_ENDS:
                 self._on_note(self.name, {"gave_up": code})
                 return
-            self._on_note(self.name, {"died": code, "lived_s": lived})
+            self._on_note(self.name, {"died": code, "lived_s": lived, "pid": self.pid})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self.finished.wait()

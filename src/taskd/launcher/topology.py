@@ -20,6 +20,7 @@ class LocalNode:
     key: str
     wants_rank: int
     addr: str
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def _one_machine(spec: LaunchSpec) -> Topology:
     if spec.master_port and not is_port_free(host, spec.master_port):
         raise LaunchError(f"port {spec.master_port} is in use; choose another with --master-port")
     nodes = tuple(LocalNode(str(rank), rank, host) for rank in range(spec.local_nodes))
+    nodes += tuple(LocalNode(f"spare{n}", -1, host, spare=True) for n in range(spec.spare_nodes))
     return Topology(True, host, held.getsockname()[1], nodes, held)
 
 

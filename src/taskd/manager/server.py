@@ -153,6 +153,12 @@ class Manager:
         """End the job in order."""
         self._apply(StopRequested(time.monotonic(), why, code))
 
+    def agent_died(self, node: str, pid: int) -> None:
+        """The launcher saw an agent of this machine end."""
+        known = self.job.nodes.get(node)
+        if known is not None and known.announce.pid == pid:
+            self._give_up(node, "its agent died", time.monotonic())
+
     async def _keep_time(self) -> None:
         last, saved = time.monotonic(), 0.0
         while True:

@@ -23,6 +23,9 @@ async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
         if "stop" in note:
             code = note.get("code")
             manager.request_stop(str(note["stop"]), code if isinstance(code, int) else 0)
+        if "agent_died" in note:
+            pid = note.get("pid")
+            manager.agent_died(str(note["agent_died"]), pid if isinstance(pid, int) else 0)
 
     lifeline.watch(gone.set, told)
     with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: the host has its own

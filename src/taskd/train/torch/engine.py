@@ -7,8 +7,9 @@ The rules, and where they are kept:
 * When a generation is raised over this process, the watch cuts the sockets of the old group, whatever the
   training thread waits for fails, and the thread comes here. It leaves the group, says where it stands, and
   goes on as the answer says: it repeats the interrupted step, or applies the gradient that it holds.
-* Replaced ranks get the state at the top of the step that all have agreed on, from one that has it; what was
-  theirs alone (``own``) comes from the slot that the dead process kept in shared memory.
+* Replaced ranks get the state at the top of the step that all have agreed on, from a replica whose tensors
+  agree with the others', or from a snapshot; what was theirs alone (``own``) comes from the slot that the
+  dead process kept in shared memory, or from a buddy on another node.
 * Every phase may be interrupted by a further fault: then all of it begins again with the later generation.
 """
 
@@ -26,16 +27,31 @@ import torch
 import torch.distributed as dist
 
 from taskd.core.messages import Regroup, Standing, Trouble
+from taskd.core.regroup import Kind, Offer, Transfer, plan_transfers
+from taskd.train.torch.buddies import Buddy
 from taskd.train.torch.exchange import receive_state, send_state
 from taskd.train.torch.feed import Feed
 from taskd.train.torch.fence import SocketFence, destroy_groups
+from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.own import OwnState
+from taskd.train.torch.restoring import (
+    AT_START,
+    AT_VOTE,
+    NoSource,
+    Own,
+    find_own,
+    gather_offers,
+    gather_parts,
+    part_number,
+    receive_own,
+    send_own,
+)
+from taskd.train.torch.sharding import shard_key
 from taskd.train.torch.slots import Slot, read_entries
 from taskd.train.torch.wrapping import Handle, building
 from taskd.worker.client import Worker
 from taskd.worker.watch import Superseded, Watch
 
-AT_START, AT_VOTE = 0, 1
 RAISE_LIMIT_S = 10.0
 BROKEN_GROUP_S = 0.1
 ERROR_LENGTH = 300
@@ -85,6 +101,10 @@ class Engine:
         self._entered = False
         self._pending: Regroup | None = None
         self._step = 0
+        self._told = 0
+        self._part = 0
+        self._layout: tuple[str, ...] = ()
+        self._buddy = _find_buddy(rank, world_size)
         self._voted = False
         self._updated = 0
         self.replaying = False
@@ -129,6 +149,8 @@ class Engine:
         feed = Feed(data)
         # A replacement passes through the loops that its predecessor had behind it.
         self._step = max(self._step, start) if self._newcomer else start
+        self._told = max(self._told, self._step)
+        self._meet()
         if self._has_state:
             self._worker.ready()
         while True:
@@ -138,7 +160,8 @@ class Engine:
                 return
             step = self._step
             result, counts = self._attempt(function, step, feed)
-            if counts:
+            if counts and step >= self._told:
+                self._told = step + 1
                 yield step, result
 
     # --- one step ----------------------------------------------------------------------------------------
@@ -195,9 +218,12 @@ class Engine:
         if self._voted or not self._entered:
             return
         step = self._step
-        self._slot.write(step, AT_VOTE, self._own.capture(self._objects))
+        own = self._own.capture(self._objects)
+        self._slot.write(step, AT_VOTE, own)
         self._worker.voted(step)
         try:
+            if self._buddy is not None:
+                self._buddy.swap(step, AT_VOTE, own)
             dist.all_reduce(self._ballot)
         except Exception as error:
             if not self._another_try(error, step):
@@ -230,7 +256,9 @@ class Engine:
             self._watch.came_out()
             self._leave()
             store = self._open_store() if leader == self._rank else ""
-            standing = Standing(generation, self._rank, self._has_state, self._step, complete, store)
+            standing = Standing(
+                generation, self._rank, self._has_state, self._step, complete, store, self._layout
+            )
             try:
                 regroup = self._watch.stand(standing, STAND_LIMIT_S)
                 self._join(regroup)
@@ -287,43 +315,117 @@ class Engine:
 
     # --- state -------------------------------------------------------------------------------------------
 
+    def _meet(self) -> None:
+        """Learn, once, which part of the state each rank has, and prepare to keep a neighbour's."""
+        if self._part:
+            return
+        self._part = part_number(shard_key(self._objects, [wrap.handle for wrap in self._wraps]))
+        if self._pending is None:
+            self._retry_if_raised(self._get_acquainted)
+
+    def _get_acquainted(self) -> None:
+        self._layout = gather_parts(self._part, self._world)
+        if self._buddy is not None:
+            self._buddy.agree(len(self._own.capture(self._objects)))
+
     def _restore(self, feed: Feed, start: int) -> bool:
         """At the top of the agreed step, give state to those who need it; False if that was interrupted."""
         regroup = self._pending
-        if regroup is None:
-            return True
-        mine = self._rank in regroup.receivers
-        if not mine and self._step != regroup.target:
+        if regroup is None or (self._rank not in regroup.receivers and self._step != regroup.target):
             return True
         try:
-            if self._rank == regroup.source:
-                for receiver in regroup.receivers:
-                    send_state(self._objects, receiver, extra=str(start).encode())
-            elif mine:
-                # Where the run began: a newcomer may have found a later checkpoint than the others did.
-                start = int(receive_state(self._objects, regroup.source))
+            if regroup.receivers:
+                self._exchange(regroup, feed, start)
+            self._get_acquainted()
+        except NoSource as error:
+            if not self._another_try(error, regroup.target):
+                raise
+            self._come_together(complete=False)
+            return False
         except Exception:
             if not self._watch.wait_raised(self._worker.generation, RAISE_LIMIT_S):
                 raise
             self._come_together(complete=False)
             return False
-        if mine:
-            self._take_place(regroup.target, feed, start)
         self._pending = None
         self._worker.ready()
         return True
 
-    def _take_place(self, target: int, feed: Feed, start: int) -> None:
-        """Be the rank that died: its step, its random numbers, its place in the data."""
+    def _exchange(self, regroup: Regroup, feed: Feed, start: int) -> None:
+        """Show what is here, compute who gives what to whom, and do this rank's part of it."""
+        target = regroup.target
+        receives = self._rank in regroup.receivers
+        entries = self._inherited if self._newcomer and not self._has_state else self._slot.read()
+        owns = {self._rank: find_own(entries, target)}
+        if self._buddy is not None:
+            owns[self._buddy.owner] = find_own(self._buddy.entries(), target)
+        offer = Offer(
+            self._rank,
+            self._part,
+            holds=not receives,
+            digest=0 if receives else fingerprint(self._objects),
+            needs_own=receives,
+            own=tuple(rank for rank, own in owns.items() if own is not None),
+        )
+        offers, begun = gather_offers(offer, start if self._has_state else -1, self._world)
+        plan = plan_transfers(offers)
+        for note in plan.notes:
+            log.warning("taskd: %s", note)
+        if plan.orphans:
+            raise NoSource(plan.orphans, target)
+        own = owns[self._rank]
+        received = False
+        for move in plan.moves:
+            if move.kind is Kind.OWN:
+                own = self._move_own(move, owns, own)
+            else:
+                received |= self._move_state(move)
+        if received:
+            self._take_place(regroup, feed, begun if begun >= 0 else start, own)
+
+    def _move_own(self, move: Transfer, owns: dict[int, Own | None], mine: Own | None) -> Own | None:
+        if self._rank == move.source:
+            kept = owns[move.owner]
+            if kept is not None:
+                send_own(kept, move.receiver)
+        elif self._rank == move.receiver:
+            return receive_own(move.source)
+        return mine
+
+    def _move_state(self, move: Transfer) -> bool:
+        """Send or receive a state; True if this rank has received one."""
+        if self._rank == move.source:
+            send_state(self._objects, move.receiver)
+        elif self._rank == move.receiver:
+            receive_state(self._objects, move.source)
+            return True
+        return False
+
+    def _take_place(self, regroup: Regroup, feed: Feed, start: int, own: Own | None) -> None:
+        """Be the rank at the agreed step: its number, its random numbers, its place in the data."""
+        target = regroup.target
+        if not self._has_state and self._newcomer:
+            # Where the run began: a newcomer may have found a later checkpoint than the others did.
+            feed.skip(target - start)
+            self._told = regroup.top
+            if own is not None and own.kind == AT_START and feed.present:
+                feed.batch(target)  # drawn before the state was taken, so it must not draw from it again
         self._step = target
         self._has_state = True
-        feed.skip(target - start)
-        kept = {(step, kind): payload for step, kind, payload in self._inherited}
-        payload = kept.get((target, AT_START)) or kept.get((target - 1, AT_VOTE))
-        if payload is None:
-            log.warning("taskd: what rank %d alone had at step %d was not kept", self._rank, target)
-        else:
-            self._own.restore(self._objects, payload)
+        if own is not None:
+            self._own.restore(self._objects, own.payload)
+
+
+def _find_buddy(rank: int, world: int) -> Buddy | None:
+    """Return the exchange with a neighbour on another node; None where all ranks share one memory."""
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    shm_dir = os.environ.get("TASKD_SHM_DIR", "")
+    if local_world >= world or not shm_dir:
+        return None
+    if world % local_world:
+        log.warning("taskd: nodes of different sizes; what a rank alone has is lost with its node")
+        return None
+    return Buddy(rank, world, local_world, shm_dir)
 
 
 def _patience(error: Exception) -> float:

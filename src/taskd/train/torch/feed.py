@@ -16,7 +16,7 @@ class Feed:
         self._data = data
         self._batches: Iterator[Any] | None = None
         self._pass = 0
-        self._kept: tuple[int, Any] | None = None
+        self._kept: dict[int, Any] = {}
 
     @property
     def present(self) -> bool:
@@ -24,10 +24,12 @@ class Feed:
         return self._data is not None
 
     def batch(self, step: int) -> Any:  # noqa: ANN401 - whatever the user's loader yields
-        """Return the batch of a step; the same one again if the step is repeated."""
-        if self._kept is None or self._kept[0] != step:
-            self._kept = (step, self._next())
-        return self._kept[1]
+        """Return the batch of a step; the same one again if the step, or the one before it, is repeated."""
+        if step not in self._kept:
+            self._kept[step] = self._next()
+            for old in [each for each in self._kept if each < step - 1]:
+                del self._kept[old]
+        return self._kept[step]
 
     def skip(self, count: int) -> None:
         """Pass over batches that the predecessor of this rank has used."""

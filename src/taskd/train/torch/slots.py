@@ -3,10 +3,11 @@
 What belongs to one rank alone (its random state, its place in the data) has no replica on another rank, so
 it is left in the node's shared memory at every commit, where the process that takes the rank over finds it.
 
-The writer can be killed between any two bytes. So there are two buffers, written in turn: one is whole
-whatever happens to the other. A buffer's mark is taken away first and set last, and a checksum over
-everything says whether to believe it. A reader goes through the file, not through a mapping: a mapping of
-a file that somebody shortened ends the process.
+The writer can be killed between any two bytes, and a job may have to go one step back. So there are four
+buffers, written in turn: three are whole whatever happens to the fourth, and they reach over two steps. A
+buffer's mark is taken away first and set last, and a checksum over everything says whether to believe it. A
+reader goes through the file, not through a mapping: a mapping of a file that somebody shortened ends the
+process.
 
 A payload that does not fit makes a larger file that takes the path's place in one move, with the entries
 carried over. So does ``create=True``, by which a process takes a rank over: it finds what the old one left,
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEFAULT_BYTES = 65536
+KEPT = 4
 
 # mark (the entry's number, 0: not valid), step, kind, length of the payload, crc32 of all this and of it
 _HEADER = struct.Struct("<qqqqq")
@@ -57,7 +59,7 @@ class Slot:
         somebody cut it to nothing.
         """
         self._path = os.fspath(path)
-        if create or Path(self._path).stat().st_size < 2 * _ROOM:
+        if create or Path(self._path).stat().st_size < KEPT * _ROOM:
             left = _parse(_read(self._path))
             self._replace_file(max([size_bytes, *(len(entry.payload) for _, entry in left)]), left)
         self._map, self._inode = _map_file(self._path)
@@ -67,14 +69,14 @@ class Slot:
     @property
     def room_bytes(self) -> int:
         """The longest payload that fits without a larger file."""
-        return len(self._map) // 2 - _ROOM
+        return len(self._map) // KEPT - _ROOM
 
     def write(self, step: int, kind: int, payload: bytes) -> None:
-        """Write an entry over the older one of the two."""
+        """Write an entry over the oldest one."""
         if len(payload) > self.room_bytes:
             self._grow(len(payload))
         number = self._number + 1
-        start = (number & 1) * (len(self._map) // 2)
+        start = number % KEPT * (len(self._map) // KEPT)
         checksum = _checksum(number, Entry(step, kind, payload))
         _MARK.pack_into(self._map, start, 0)
         self._map[start + _ROOM : start + _ROOM + len(payload)] = payload
@@ -92,7 +94,7 @@ class Slot:
             self._map.close()
 
     def _grow(self, need_bytes: int) -> None:
-        """Move to a larger file. Killed in between, the old file still holds the last two entries."""
+        """Move to a larger file. Killed in between, the old file still holds the last entries."""
         try:
             mine = Path(self._path).stat().st_ino == self._inode
         except FileNotFoundError:
@@ -104,15 +106,15 @@ class Slot:
         self._map, self._inode = _map_file(self._path)
 
     def _replace_file(self, room_bytes: int, entries: list[tuple[int, Entry]]) -> None:
-        half = _ROOM + (room_bytes + 7) // 8 * 8
+        part = _ROOM + (room_bytes + 7) // 8 * 8
         draft = f"{self._path}.{os.getpid()}.new"
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             # All pages now: a write to a mapped page that a full file system cannot give ends the process.
-            os.posix_fallocate(fd, 0, 2 * half)
+            os.posix_fallocate(fd, 0, KEPT * part)
             for number, entry in entries:
                 header = _HEADER.pack(number, *entry[:2], len(entry.payload), _checksum(number, entry))
-                os.pwrite(fd, header.ljust(_ROOM, b"\0") + entry.payload, (number & 1) * half)
+                os.pwrite(fd, header.ljust(_ROOM, b"\0") + entry.payload, number % KEPT * part)
             Path(draft).replace(self._path)
         except OSError:
             Path(draft).unlink(missing_ok=True)
@@ -139,16 +141,16 @@ def _checksum(number: int, entry: Entry) -> int:
 
 
 def _parse(data: bytes) -> list[tuple[int, Entry]]:
-    half = len(data) // 2
+    part = len(data) // KEPT
     found: list[tuple[int, Entry]] = []
-    for start in (0, half):
-        if half < _ROOM:
-            break
+    if part < _ROOM:
+        return found
+    for start in range(0, KEPT * part, part):
         number, step, kind, length, checksum = _HEADER.unpack_from(data, start)
-        if number <= 0 or not 0 <= length <= half - _ROOM:
+        if number <= 0 or not 0 <= length <= part - _ROOM:
             continue
         entry = Entry(step, kind, data[start + _ROOM : start + _ROOM + length])
-        if checksum == _checksum(number, entry) and start == (number & 1) * half:
+        if checksum == _checksum(number, entry) and start == number % KEPT * part:
             found.append((number, entry))
     return sorted(found, key=lambda numbered: numbered[0], reverse=True)
 

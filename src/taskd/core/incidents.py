@@ -20,6 +20,7 @@ ORDER = (
     PhaseName.JOIN,
     PhaseName.RESTORE,
     PhaseName.FIRST_STEP,
+    PhaseName.SAVE,
 )
 
 

@@ -44,6 +44,7 @@ from taskd.core.jobstate import (
     Ending,
     EndJob,
     Event,
+    Fault,
     Job,
     Node,
     NodeAnnounced,
@@ -63,6 +64,7 @@ from taskd.core.messages import (
     NodePhase,
     OrderDone,
     Progress,
+    Saved,
     Standing,
     Start,
     Trouble,
@@ -80,6 +82,14 @@ from taskd.core.recovery import (
     take_standing,
     take_trouble,
     welcome_back,
+)
+from taskd.core.saving import (
+    SAVE_LIMIT_S,
+    begin_saving,
+    can_save,
+    close_saving,
+    take_saved,
+    take_standing_to_save,
 )
 from taskd.core.status import JobPhase, PhaseName
 
@@ -100,9 +110,12 @@ def step(job: Job, event: Event) -> Outcome:
         case Reported():
             return _reported(job, event)
         case StopRequested():
-            if job.ending is not None:
+            if job.ending is not None or job.saving is not None:
                 return job, ()
-            return finish(job, event.now, Ending(event.code, event.why))
+            ending = Ending(event.code, event.why)
+            if event.save and can_save(job):
+                return begin_saving(job, event.now, event.stamp, ending)
+            return finish(job, event.now, ending)
         case Ticked():
             return _ticked(job, event.now, event.stamp)
         case _:
@@ -194,6 +207,8 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
             return check_finishing(job, event.now)
         case JobPhase.STOPPING:
             return _stopping(job, event.now)
+        case JobPhase.SAVING if is_member(job, event.node):
+            return _stop_saving(job, event.now, event.stamp, f"a node was lost: {event.why}")
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.RECOVERING if is_member(job, event.node):
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
             culprit = Culprit(event.node, what, ExitCode.FAILED)
@@ -357,12 +372,24 @@ def _reported(job: Job, event: Reported) -> Outcome:
             job, effects = take_progress(job, event.now, report)
             job, more = _after_progress(job, event.now)
             return job, (*effects, *more)
+        case Standing() if job.phase is JobPhase.SAVING:
+            job, effects, dead_end = take_standing_to_save(job, event.now, event.node, report)
+            if dead_end:
+                job, more = _stop_saving(job, event.now, event.stamp, dead_end)
+                effects = (*effects, *more)
+            return job, effects
         case Standing():
             job, effects, dead_end = take_standing(job, event.now, event.node, report)
             if dead_end:
                 culprit = job.culprit or Culprit("", dead_end, ExitCode.FAILED)
-                culprit = replace(culprit, why_restart=dead_end)
-                job, more = _fault(job, event.now, event.stamp, "recovery", culprit)
+                fault = Fault("recovery", replace(culprit, why_restart=dead_end))
+                job, more = _fall_through(job, event.now, event.stamp, fault)
+                effects = (*effects, *more)
+            return job, effects
+        case Saved():
+            job, effects, over = take_saved(job, event.now, report)
+            if over:
+                job, more = _after_saving(job, event.now, event.stamp)
                 effects = (*effects, *more)
             return job, effects
         case Trouble():
@@ -425,6 +452,8 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     failure = Failure(report.rank, report.exit, report.step, report.place, report.error, report.lived_s)
     if job.phase is JobPhase.STOPPING:
         return _blame_earlier(job, report, culprit, failure)
+    if job.phase is JobPhase.SAVING and job.saving is not None and report.rank in job.saving.ranks:
+        return _stop_saving(job, event.now, event.stamp, culprit.what)
     if job.phase not in UNDER_WAY:
         return job, ()
     if report.rank == job.hopeless_rank:
@@ -455,7 +484,32 @@ def _recover_or_restart(
         return begin_recovery(job, now, stamp, proposal, culprit, kind=kind, failure=failure, report=report)
     if any(view.ready for view in member_views(job)):
         culprit = replace(culprit, why_restart=why_not)
-    return _fault(job, now, stamp, kind, culprit, failure=failure, report=report)
+    return _fall_through(job, now, stamp, Fault(kind, culprit, failure, report))
+
+
+def _fall_through(job: Job, now: float, stamp: float, fault: Fault) -> Outcome:
+    """Save what the living have before it is given up, where that is wanted and possible."""
+    if can_save(job):
+        return begin_saving(job, now, stamp, fault)
+    return _fault(job, now, stamp, fault.kind, fault.culprit, failure=fault.failure, report=fault.report)
+
+
+def _stop_saving(job: Job, now: float, stamp: float, why: str) -> Outcome:
+    job, effects = close_saving(job, now, f"the dump failed: {why}")
+    job, more = _after_saving(job, now, stamp)
+    return job, (*effects, *more)
+
+
+def _after_saving(job: Job, now: float, stamp: float) -> Outcome:
+    """Go where the job would have gone without the dump."""
+    saving = job.saving
+    job = replace(job, saving=None)
+    if saving is None:
+        return job, ()
+    if isinstance(saving.then, Ending):
+        return finish(job, now, saving.then)
+    then = saving.then
+    return _fault(job, now, stamp, then.kind, then.culprit, failure=then.failure, report=then.report)
 
 
 def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:
@@ -645,6 +699,8 @@ def _ticked(job: Job, now: float, stamp: float) -> Outcome:
         case JobPhase.RECOVERING if waited >= RECOVERY_LIMIT_S:
             what = f"the recovery from memory did not get on for {RECOVERY_LIMIT_S:g} s"
             return _fault(job, now, stamp, "recovery", Culprit("", what, ExitCode.FAILED))
+        case JobPhase.SAVING if waited >= SAVE_LIMIT_S:
+            return _stop_saving(job, now, stamp, f"nothing was heard for {SAVE_LIMIT_S:g} s")
         case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
             if job.ending is None:
                 return job, ()

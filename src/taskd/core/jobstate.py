@@ -7,7 +7,7 @@ any situation by writing it down, and a manager that takes over can rebuild it f
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taskd.core.failures import Budget, Streak
+from taskd.core.failures import Budget, Failure, Streak
 from taskd.core.incidents import Incident
 from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions, Plan
 from taskd.core.messages import (
@@ -20,8 +20,11 @@ from taskd.core.messages import (
     Recover,
     Regroup,
     Report,
+    Save,
+    Saved,
     Standing,
     Trouble,
+    WorkerExited,
     WorkerView,
 )
 from taskd.core.status import JobPhase
@@ -79,6 +82,7 @@ class Job:
     steps: bool = False
     ending: Ending | None = None
     recovering: "Recovering | None" = None
+    saving: "Saving | None" = None
     hopeless_rank: int = -1
 
 
@@ -93,6 +97,26 @@ class Recovering:
     joined: frozenset[int] = frozenset()
     restored: frozenset[int] = frozenset()
     stepped: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault on its way to the next strategy: everything that the last one needs to know of it."""
+
+    kind: str
+    culprit: "Culprit"
+    failure: Failure | None = None
+    report: WorkerExited | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A dump under way: who writes, and what comes after it. ``then`` is an end that was asked for."""
+
+    ranks: frozenset[int]
+    then: "Ending | Fault"
+    target: int = -1
+    saved: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +163,7 @@ class Reported:
     stamp: float
     node: str
     incarnation: str
-    report: Report | Beat | Progress | Standing | Trouble
+    report: Report | Beat | Progress | Standing | Trouble | Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +173,8 @@ class StopRequested:
     now: float
     why: str
     code: int
+    stamp: float = 0.0
+    save: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +203,7 @@ class SendWorkers:
     """Tell all workers of a node something."""
 
     node: str
-    message: Regroup | Denied
+    message: Regroup | Denied | Save
 
 
 @dataclass(frozen=True, slots=True)

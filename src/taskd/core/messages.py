@@ -194,6 +194,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """A worker has written its part of a dump, or could not."""
+
+    generation: int
+    rank: int
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """A sign of life of an agent, with the steps of its ranks. Not repeated if lost."""
 
@@ -294,6 +304,19 @@ class Regroup:
     target: int
     top: int
     receivers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """There is no way on: write the state of a step to disk, each part once.
+
+    ``writers`` write a part each. ``absent`` ranks are gone; whoever keeps their own small state writes it.
+    """
+
+    generation: int
+    target: int
+    writers: tuple[int, ...]
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

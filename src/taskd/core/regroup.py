@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from taskd.core.messages import Regroup, Standing
+from taskd.core.messages import Regroup, Save, Standing
 
 
 def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
@@ -37,6 +37,26 @@ def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
             generation = next(iter(keepers.values())).generation
             return Regroup(generation, stores[0], target, top, tuple(receivers))
         missing = missing or f"nobody has the state of rank {orphan} at step {target}"
+    return missing
+
+
+def decide_save(standings: Mapping[int, Standing], world: int) -> Save | str:
+    """Decide which step is written to disk, and by whom: each part of the state by its lowest holder."""
+    layout = known_layout(standings.values())
+    parts = {layout.get(rank, ""): rank for rank in range(world)}
+    top = max((standing.step for standing in standings.values() if standing.has_state), default=-1)
+    missing = "no rank is left that has a state"
+    for target in (top, top - 1):
+        holders: dict[str, int] = {}
+        for rank in sorted(standings, reverse=True):
+            if _gets_to(standings[rank], target):
+                holders[layout.get(rank, "")] = rank
+        orphan = next((rank for part, rank in parts.items() if part not in holders), None)
+        if orphan is None:
+            absent = tuple(rank for rank in range(world) if rank not in standings)
+            generation = next(iter(standings.values())).generation
+            return Save(generation, target, tuple(sorted(holders.values())), absent)
+        missing = f"nobody is left who has the state of rank {orphan} at step {target}"
     return missing
 
 

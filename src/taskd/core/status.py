@@ -16,6 +16,7 @@ class JobPhase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     RECOVERING = "recovering"
+    SAVING = "saving"
     STOPPING = "stopping"
     FINISHING = "finishing"
     ENDED = "ended"
@@ -31,6 +32,7 @@ class PhaseName(StrEnum):
     JOIN = "join"
     RESTORE = "restore"
     FIRST_STEP = "first step"
+    SAVE = "save"
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,6 +267,9 @@ class Launcher:
 
     def _stop_at_last(self, why: str) -> None:
         """End although the roles did not: whoever sent the signal will not wait for ever either."""
+        if self._phase == "saving":
+            asyncio.get_running_loop().call_later(STOP_MARGIN_S, self._stop_at_last, why)
+            return
         self._fatal = f"{why}, and not everything has stopped; ending at once"
         self._over.set()
 

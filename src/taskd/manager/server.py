@@ -48,6 +48,8 @@ from taskd.core.messages import (
     Progress,
     ProxyHello,
     Regroup,
+    Save,
+    Saved,
     Standing,
     Trouble,
     Upstream,
@@ -149,9 +151,9 @@ class Manager:
             raise RuntimeError("the manager stopped before the job did")
         return self._ending
 
-    def request_stop(self, why: str, code: int) -> None:
-        """End the job in order."""
-        self._apply(StopRequested(time.monotonic(), why, code))
+    def request_stop(self, why: str, code: int, *, save: bool = False) -> None:
+        """End the job in order; with ``save`` after a dump, where the job's strategies have that."""
+        self._apply(StopRequested(time.monotonic(), why, code, time.time(), save))
 
     def agent_died(self, node: str, pid: int) -> None:
         """The launcher saw an agent of this machine end."""
@@ -225,7 +227,7 @@ class Manager:
                 channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
                     self._give_up(message.node, "its agent died", now)
-            case Progress() | Standing() | Trouble():
+            case Progress() | Standing() | Trouble() | Saved():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
                 if known is not None:
@@ -370,7 +372,7 @@ class Manager:
         if news and not self._lifeline.attached:
             logging.getLogger("taskd").warning("taskd: %s", news)
 
-    def _tell_workers(self, node: str, message: Regroup | Denied) -> None:
+    def _tell_workers(self, node: str, message: Regroup | Denied | Save) -> None:
         """Tell all workers of a node; a worker that misses it says again where it stands."""
         to = worker_address(node, -1)
         self._push(

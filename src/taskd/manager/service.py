@@ -5,12 +5,15 @@ import contextlib
 import signal
 from collections.abc import Mapping
 
+from taskd.core.exits import ExitCode
 from taskd.core.jobstate import Ending
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.manager.config import ManagerConfig
 from taskd.manager.metrics import expose
 from taskd.manager.server import Manager
+
+SIGTERM_CODE = ExitCode.SIGNAL_BASE + signal.SIGTERM
 
 
 async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
@@ -22,7 +25,9 @@ async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
     def told(note: Mapping[str, object]) -> None:
         if "stop" in note:
             code = note.get("code")
-            manager.request_stop(str(note["stop"]), code if isinstance(code, int) else 0)
+            code = code if isinstance(code, int) else 0
+            # Who ends a job by SIGTERM (a node that is drained) wants to go on later; Ctrl-C means the end.
+            manager.request_stop(str(note["stop"]), code, save=code == SIGTERM_CODE)
         if "agent_died" in note:
             pid = note.get("pid")
             manager.agent_died(str(note["agent_died"]), pid if isinstance(pid, int) else 0)
@@ -30,7 +35,8 @@ async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
     lifeline.watch(gone.set, told)
     with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread: the host has its own
         loop.add_signal_handler(
-            signal.SIGTERM, lambda: manager.request_stop("the manager was told to end (SIGTERM)", 143)
+            signal.SIGTERM,
+            lambda: manager.request_stop("the manager was told to end (SIGTERM)", SIGTERM_CODE, save=True),
         )
     work = asyncio.ensure_future(manager.run())
     others = [asyncio.ensure_future(lifeline.beat()), asyncio.ensure_future(gone.wait())]

@@ -18,6 +18,7 @@ Message = (
     | messages.Progress
     | messages.Standing
     | messages.Trouble
+    | messages.Saved
     | messages.Beat
     | messages.ProxyHello
     | messages.AgentGone
@@ -28,6 +29,7 @@ Message = (
     | messages.Interrupt
     | messages.Regroup
     | messages.Denied
+    | messages.Save
     | messages.Finish
     | messages.Inject
     | messages.WorkerOrder

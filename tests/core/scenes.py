@@ -25,6 +25,7 @@ from taskd.core.messages import (
     Order,
     Progress,
     Report,
+    Saved,
     Standing,
     Trouble,
     WorkerExited,
@@ -84,7 +85,7 @@ class Scene:
         return self.step(NodeAnnounced(self.at(), self.now, f"{node}{life}", message))
 
     def report(
-        self, node: str, report: Report | Beat | Progress | Standing | Trouble, life: str = "a"
+        self, node: str, report: Report | Beat | Progress | Standing | Trouble | Saved, life: str = "a"
     ) -> tuple[Effect, ...]:
         return self.step(Reported(self.at(), self.now, node, f"{node}{life}", report))
 

@@ -1,4 +1,4 @@
-"""A lost node's ranks come back from memory: on a spare node, or on the node itself when its agent is back."""
+"""A lost node's ranks come back from memory: on a spare node, or on the node itself when it is back."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def processes(home: Path) -> list[int]:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_lost_node_comes_up_on_a_spare_one(tmp_path: Path, undisturbed: Run, node: int) -> None:
-    """Its ranks get their state from replicas and what was theirs alone from their buddies; the bits are equal."""
+    """Its ranks get their state from replicas and what was theirs alone from their buddies."""
     job = train(tmp_path, lambda job: lose(job, node), "--spare-nodes", "1")
 
     lost = (2 * node, 2 * node + 1)

@@ -103,6 +103,7 @@ class Engine:
         self._step = 0
         self._told = 0
         self._part = 0
+        self._feed = Feed(None)
         self._layout: tuple[str, ...] = ()
         self._buddy = _find_buddy(rank, world_size)
         self._voted = False
@@ -171,7 +172,8 @@ class Engine:
         self._voted, self._updated = False, 0
         batch = feed.batch(step) if feed.present else None
         started = time.monotonic()
-        before = self._own.capture(self._objects)
+        before = self._own.capture(self._objects, feed.place_before(step))
+        self._feed = feed
         self._slot.write(step, AT_START, before)
         try:
             self._worker.begin(step)
@@ -218,7 +220,7 @@ class Engine:
         if self._voted or not self._entered:
             return
         step = self._step
-        own = self._own.capture(self._objects)
+        own = self._own.capture(self._objects, self._feed.place())
         self._slot.write(step, AT_VOTE, own)
         self._worker.voted(step)
         try:
@@ -326,7 +328,7 @@ class Engine:
     def _get_acquainted(self) -> None:
         self._layout = gather_parts(self._part, self._world)
         if self._buddy is not None:
-            self._buddy.agree(len(self._own.capture(self._objects)))
+            self._buddy.agree(len(self._own.capture(self._objects, self._feed.place())))
 
     def _restore(self, feed: Feed, start: int) -> bool:
         """At the top of the agreed step, give state to those who need it; False if that was interrupted."""
@@ -406,7 +408,7 @@ class Engine:
         target = regroup.target
         if not self._has_state and self._newcomer:
             # Where the run began: a newcomer may have found a later checkpoint than the others did.
-            feed.skip(target - start)
+            feed.go_to(self._own.place_in(own.payload) if own else b"", target - start)
             self._told = regroup.top
             if own is not None and own.kind == AT_START and feed.present:
                 feed.batch(target)  # drawn before the state was taken, so it must not draw from it again

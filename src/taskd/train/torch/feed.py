@@ -1,11 +1,16 @@
 """The batches of a run, in an order that a replaced rank can find its place in.
 
 Survivors keep the batch of an interrupted step. A replacement has a fresh loader and moves it to the right
-place: by the loader's own state where it has one, else by passing over what was used already.
+place: by the loader's own state where it has one (torchdata's StatefulDataLoader), else by passing over what
+was used already, without reading it where the loader draws its indices apart from its data.
 """
 
+import contextlib
+import pickle
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+KEPT_BATCHES = 2  # a job may have to go one step back
 
 
 class Feed:
@@ -17,6 +22,8 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._pass = 0
         self._kept: dict[int, Any] = {}
+        self._stateful = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+        self._before: tuple[int, bytes] = (-1, b"")
 
     @property
     def present(self) -> bool:
@@ -26,15 +33,46 @@ class Feed:
     def batch(self, step: int) -> Any:  # noqa: ANN401 - whatever the user's loader yields
         """Return the batch of a step; the same one again if the step, or the one before it, is repeated."""
         if step not in self._kept:
+            self._before = (step, self.place())
             self._kept[step] = self._next()
-            for old in [each for each in self._kept if each < step - 1]:
+            for old in [each for each in self._kept if each <= step - KEPT_BATCHES]:
                 del self._kept[old]
         return self._kept[step]
 
-    def skip(self, count: int) -> None:
-        """Pass over batches that the predecessor of this rank has used."""
-        for _ in range(count):
-            self._next()
+    def place_before(self, step: int) -> bytes:
+        """Return the loader's place before the batch of a step was drawn; empty where it has no state."""
+        return self._before[1] if self._before[0] == step else b""
+
+    def place(self) -> bytes:
+        """Return the loader's place now; empty where it has no state of its own."""
+        if not self._stateful:
+            return b""
+        state = getattr(self._data, "state_dict")()  # noqa: B009 - any loader that has one
+        return pickle.dumps((self._pass, state), protocol=pickle.HIGHEST_PROTOCOL)
+
+    def go_to(self, place: bytes, passed: int) -> None:
+        """Go to where the predecessor of this rank was; ``passed`` is how many batches that were used."""
+        if self._stateful and place:
+            self._pass, state = pickle.loads(place)  # noqa: S301 - written by this very rank
+            getattr(self._data, "load_state_dict")(state)  # noqa: B009 - as above
+            self._batches = None
+            return
+        for _ in range(passed):
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        """Use a batch up. A loader over a data set with indices need not read what nobody looks at."""
+        if self._batches is None:
+            self._begin_pass()
+        next_index = getattr(self._batches, "_next_index", None)
+        by_index = hasattr(getattr(self._data, "dataset", None), "__getitem__")
+        if next_index is not None and by_index and getattr(self._data, "num_workers", 1) == 0:
+            with contextlib.suppress(StopIteration):
+                next_index()
+                return
+            self._batches = None
+            self._pass += 1
+        self._next()
 
     def _next(self) -> Any:  # noqa: ANN401
         if self._data is None:

@@ -1,4 +1,4 @@
-"""What belongs to one rank alone, and no replica has: its random generators and its modules' buffers.
+"""What belongs to one rank alone, and no replica has: random generators, buffers, its place in the data.
 
 Buffers are in a module's state and yet not the same everywhere: batch norm's averages are those of the rank's
 own batches until the next forward pass copies rank 0's over them. So they are kept with the random state, at
@@ -14,23 +14,30 @@ import torch
 
 from taskd.train.torch import randomness
 
-LENGTH = struct.Struct("<QQ")
+LENGTH = struct.Struct("<3Q")
 MAX_BUFFERS_BYTES = 4 * 1024 * 1024
 
 
 class OwnState:
     """Captures and restores it as bytes."""
 
-    def capture(self, objects: Mapping[str, Any]) -> bytes:
-        """Return the rank's own state as it is now."""
+    def capture(self, objects: Mapping[str, Any], place: bytes = b"") -> bytes:
+        """Return the rank's own state as it is now, with its place in the data."""
         rng = randomness.capture()
         buffers = self._buffers(objects)
         parts = [_raw(buffer) for buffer in buffers]
-        return b"".join([LENGTH.pack(len(rng), sum(map(len, parts))), rng, *parts])
+        head = LENGTH.pack(len(rng), sum(map(len, parts)), len(place))
+        return b"".join([head, rng, *parts, place])
+
+    @staticmethod
+    def place_in(data: bytes) -> bytes:
+        """Return the place in the data that was captured."""
+        length = LENGTH.unpack_from(data)[2]
+        return data[len(data) - length :]
 
     def restore(self, objects: Mapping[str, Any], data: bytes) -> None:
         """Put it back."""
-        rng_length, buffers_length = LENGTH.unpack_from(data)
+        rng_length, buffers_length, _ = LENGTH.unpack_from(data)
         at = LENGTH.size + rng_length
         randomness.restore(data[LENGTH.size : at])
         buffers = self._buffers(objects)

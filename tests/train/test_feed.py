@@ -26,7 +26,7 @@ class Numbers(Dataset[int]):
 
 def loader(data: Numbers | None = None) -> DataLoader[int]:
     numbers = data or Numbers()
-    sampler: DistributedSampler[int] = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=True, seed=3)
+    sampler: DistributedSampler[int] = DistributedSampler(numbers, 1, 0, shuffle=True, seed=3)
     return DataLoader(numbers, batch_size=3, sampler=sampler)
 
 

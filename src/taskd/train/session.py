@@ -13,6 +13,7 @@ from taskd.worker.client import Worker, WorkerEnv
 
 if TYPE_CHECKING:
     from taskd.train.torch.engine import Engine
+    from taskd.train.torch.groups import Groups
 
 log = logging.getLogger("taskd")
 
@@ -86,20 +87,28 @@ class Job:
 
     def _recovery(self) -> "Engine | None":
         """Return the engine of recovery from memory, or None where it cannot work; says why once."""
-        if self._engine is not None or self._worker is None:
-            return self._engine
+        if self._worker is None:
+            return None
+        if self._engine is not None:
+            if not self._engine.groups.foreign:
+                return self._engine
+            self._engine = None
         if "TASKD_SLOT" not in os.environ:
             self._without("this agent keeps no slot for it")
             return None
+        from taskd.train.torch.engine import Engine
         from taskd.train.torch.plain import has_own_group
 
         if has_own_group():
-            self._without("the script made its own process group; leave that to taskd.train")
+            self._without("the script made a process group of its own world; leave that to taskd.train")
             return None
-        from taskd.train.torch.engine import Engine
-
         self._engine = Engine(self._worker, self.rank, self.world_size)
         return self._engine
+
+    def _groups(self) -> "Groups | None":
+        """Return what makes the process groups of this process, or None where torch does it alone."""
+        engine = self._recovery()
+        return None if engine is None else engine.groups
 
     def _without(self, why: str) -> None:
         if why not in self._unkept:
@@ -135,4 +144,8 @@ def join() -> Job:
     elif os.environ.get("TORCHELASTIC_RUN_ID"):
         log.warning("taskd: started by torchrun itself, so recovery is off; use taskd run")
     _joined = Job(worker)
+    if worker is not None:
+        from taskd.train.torch.hooks import hook_groups
+
+        hook_groups(_joined._groups)  # noqa: SLF001 - of this module
     return _joined

@@ -31,9 +31,11 @@ from taskd.core.regroup import Kind, Offer, Transfer, plan_transfers
 from taskd.train.torch.buddies import Buddy
 from taskd.train.torch.exchange import receive_state, send_state
 from taskd.train.torch.feed import Feed
-from taskd.train.torch.fence import SocketFence, destroy_groups
+from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.fingerprints import fingerprint
+from taskd.train.torch.groups import Groups
 from taskd.train.torch.own import OwnState
+from taskd.train.torch.resetting import refuse_classic, reset_modules
 from taskd.train.torch.restoring import (
     AT_START,
     AT_VOTE,
@@ -46,9 +48,10 @@ from taskd.train.torch.restoring import (
     receive_own,
     send_own,
 )
+from taskd.train.torch.setup import SetupNotes
 from taskd.train.torch.sharding import shard_key
 from taskd.train.torch.slots import Slot, read_entries
-from taskd.train.torch.wrapping import Handle, building
+from taskd.train.torch.wrapping import Handle, building, current, has_ddp
 from taskd.worker.client import Worker
 from taskd.worker.watch import Superseded, Watch
 
@@ -71,10 +74,23 @@ class _Wrap:
 
     builder: Callable[[], torch.nn.Module]
     handle: Handle
+    standing: bool = False
 
     def build(self, *, sync: bool) -> None:
+        """Build, unless what was built can stay: groups are the same objects as before, only DDP is not."""
+        if self.standing:
+            return
         with building(sync=sync):
-            self.handle.set(self.builder())
+            wrapper = self.builder()
+        refuse_classic(wrapper)
+        self.handle.set(wrapper)
+        self.standing = True
+
+    def leave(self) -> None:
+        """Let a wrapper go that may be in the middle of a step and cannot be brought back."""
+        if self.standing and has_ddp(current(self.handle)):
+            self.handle.clear()
+            self.standing = False
 
 
 class Engine:
@@ -93,6 +109,9 @@ class Engine:
         # What the dead process of this rank kept must be read before anything is written over it.
         self._inherited = [] if self._has_state else read_entries(slot)
         self._slot = Slot(slot, create=True)
+        self._notes = SetupNotes(f"{slot}.setup")
+        self.groups = Groups(self._fence, lambda: self._worker.generation, self._notes, alone=self._newcomer)
+        self._arrived = not self._newcomer
         self._objects: dict[str, Any] = {}
         self._wraps: list[_Wrap] = []
         self._own = OwnState()
@@ -113,30 +132,44 @@ class Engine:
     # --- what the script calls ---------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Be a member of the process group: of the first one, or of one that trains already."""
+        """Be a member of the process group: of the first one, or alone in one until the loop begins."""
         if self._entered:
             return
-        self._watch.start()
         self._entered = True
-        if self._has_state:
-            with self._fence.recording(self._worker.generation):
-                dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_LIMIT_S))
-        else:
-            self._come_together(complete=False)
+        if self._arrived:
+            self._watch.start()
+        if not dist.is_initialized():
+            # It is made by ``groups``, as it is when the script calls this itself.
+            dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_LIMIT_S))
 
     def wrap(self, builder: Callable[[], torch.nn.Module]) -> Handle:
-        """Build a wrapper now, and again whenever the group changes."""
+        """Build a wrapper now, and again whenever the group changes and it holds a DDP."""
         self.enter()
         wrap = _Wrap(builder, Handle())
         self._wraps.append(wrap)
-        self._retry_if_raised(lambda: wrap.build(sync=self._has_state))
+        if self._arrived:
+            self._retry_if_raised(lambda: wrap.build(sync=True))
+        else:
+            self._notes.lenient = True
+            wrap.build(sync=True)
+            self._notes.lenient = False
         return wrap.handle
+
+    def _arrive(self) -> None:
+        """The script comes to its loop. A replacement, alone so far, joins the others here."""
+        self.groups.set_up()
+        if self._arrived:
+            return
+        self._watch.start()
+        self._come_together(complete=False)
+        self._arrived = True
 
     def register(self, objects: dict[str, Any]) -> None:
         """Keep these objects' state; an optimizer votes before it changes anything."""
         for name, thing in objects.items():
             if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
                 raise TypeError(f"{name} has no state_dict and load_state_dict, so its state cannot be kept")
+            refuse_classic(thing)
             self._objects[name] = thing
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(self._before_update)
@@ -147,6 +180,7 @@ class Engine:
     ) -> Iterator[tuple[int, Any]]:
         """Run the steps and yield each that counts, once."""
         self.enter()
+        self._arrive()
         feed = Feed(data)
         # A replacement passes through the loops that its predecessor had behind it.
         self._step = max(self._step, start) if self._newcomer else start
@@ -264,8 +298,6 @@ class Engine:
             try:
                 regroup = self._watch.stand(standing, STAND_LIMIT_S)
                 self._join(regroup)
-                for wrap in self._wraps:
-                    wrap.build(sync=False)
             except Superseded:
                 continue
             except Exception:
@@ -276,10 +308,19 @@ class Engine:
             return regroup
 
     def _leave(self) -> None:
-        for wrap in self._wraps:
-            wrap.handle.clear()
-        destroy_groups()
+        if self._arrived:
+            # What a replacement has built alone has not been used yet.
+            for wrap in self._wraps:
+                wrap.leave()
+        self.groups.leave()
+        reset_modules(
+            [*(current(wrap.handle) for wrap in self._wraps if wrap.standing), *self._objects.values()]
+        )
         self._server = None
+        # Now, while the replacements start: building needs nobody else.
+        with self.groups.muted():
+            for wrap in self._wraps:
+                wrap.build(sync=False)
 
     def _open_store(self) -> str:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -296,14 +337,7 @@ class Engine:
             # The leader too: a connection that is made here can be cut when a peer never comes.
             limit = timedelta(seconds=STAND_LIMIT_S)
             client = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
-            store = dist.PrefixStore(f"taskd/{generation}", client)
-            dist.init_process_group(
-                "gloo",
-                store=store,
-                rank=self._rank,
-                world_size=self._world,
-                timeout=timedelta(seconds=GROUP_LIMIT_S),
-            )
+        self.groups.together(generation, dist.PrefixStore(f"taskd/{generation}", client))
         self._worker.enter(generation)
 
     def _retry_if_raised(self, work: Callable[[], None]) -> None:

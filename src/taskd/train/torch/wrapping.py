@@ -15,12 +15,16 @@ in it would then change the result:
   that has nothing yet.
 
 With ``find_unused_parameters`` torch settles the layout at construction itself; it is left alone.
+
+A DDP over a submesh of a tensor parallel module has torch turn the module's DTensors into plain parameters and
+back around each forward pass. torch's way leaves the module without any parameter after its first pass, so
+its state cannot be asked for; and it cannot be applied twice. Ours does the same and keeps them.
 """
 # ruff: noqa: SLF001 - what decides the bits is in private parts; they are checked before they are touched
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -54,7 +58,8 @@ def building(*, sync: bool) -> Iterator[None]:
 
     @functools.wraps(own_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever the user passes
-        own_init(self, *args, **kwargs)
+        with _exchanging() if kwargs.get("device_mesh") is not None else nullcontext():
+            own_init(self, *args, **kwargs)
         _settle_buckets(self)
 
     @functools.wraps(own_parameters)
@@ -95,6 +100,69 @@ def bucket_layout(ddp: DistributedDataParallel) -> list[list[str]]:
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     buckets = cast("Any", ddp.reducer)._get_zeros_like_grad_buckets()
     return [[names[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
+
+
+# --- tensor parallel modules inside DDP --------------------------------------------------------------------
+
+_LOCAL = "_taskd_local_parameters"
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    from torch.distributed.tensor.parallel import ddp as module
+
+    theirs: Any = module
+    if not hasattr(theirs, "_pre_dp_module_transform"):
+        raise TorchDoesNotFit("tensor.parallel.ddp._pre_dp_module_transform")
+    own = theirs._pre_dp_module_transform
+    theirs._pre_dp_module_transform = _exchange_parameters
+    try:
+        yield
+    finally:
+        theirs._pre_dp_module_transform = own
+
+
+def _exchange_parameters(root: nn.Module) -> None:
+    """Let DDP see plain parameters, and the forward pass DTensors over the same memory."""
+    if hasattr(root, _LOCAL):
+        put_back_parameters(root)
+        return
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel._data_parallel_utils import sync_grad_hook
+
+    found: list[tuple[nn.Module, str, nn.Parameter, Any]] = []
+    for module in root.modules():
+        for name, parameter in list(module._parameters.items()):
+            if not isinstance(parameter, DTensor):
+                continue
+            local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
+            if local.requires_grad:
+                local.register_hook(sync_grad_hook)
+            cast("Any", local)._st_info = parameter._spec
+            module._parameters[name] = local
+            found.append((module, name, local, parameter._spec))
+
+    def as_dtensors(*_: object) -> None:
+        for module, name, local, spec in found:
+            # In the module's own dictionary: seen before its parameters, and no parameter itself.
+            module.__dict__[name] = DTensor.from_local(
+                local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+            )
+
+    object.__setattr__(root, _LOCAL, found)
+    root.register_forward_pre_hook(as_dtensors)
+    root.register_forward_hook(lambda *_: put_back_parameters(root), always_call=True)
+
+
+def put_back_parameters(root: nn.Module) -> None:
+    """Let a tensor parallel module have its plain parameters, as between two forward passes."""
+    for module, name, _, _ in getattr(root, _LOCAL, ()):
+        module.__dict__.pop(name, None)
+
+
+def has_ddp(wrapper: nn.Module) -> bool:
+    """Tell whether there is something in a wrapper that has to be built again."""
+    return any(isinstance(module, DistributedDataParallel) for module in wrapper.modules())
 
 
 def _nothing(*_: object, **__: object) -> None:

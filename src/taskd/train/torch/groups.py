@@ -1,0 +1,362 @@
+"""Process groups that stay the same objects while the processes behind them change.
+
+A script holds groups in many places: closures, a DeviceMesh, the mesh infos of FSDP, the names that functional
+collectives are compiled with. After a change of membership none of these can be found and replaced. So what
+the script holds is a group of ours that passes every call on to an inner one, and the inner one is exchanged.
+torch's C++ code calls a group that is written in Python as well: DDP's reducer and DTensor's collectives do.
+
+The inner groups of a generation are made under names that all ranks agree on: the generation, and the name
+that torch gives the group, which counts the groups that the script has made. All ranks make theirs in the
+script's order, each at once for all its members, so none waits for one that waits for it.
+
+A replaced process runs its script from the top, while the others stand and wait. Until it comes to its loop
+it is *alone*: its groups have nobody behind them, and what its predecessor got from the others in the same
+calls is read from notes (see ``setup``). So nothing that a script does before its loop can hold up the others.
+"""
+# ruff: noqa: SLF001 - groups are registered in private maps; there is no other way to make one
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from taskd.train.torch.fence import SocketFence
+from taskd.train.torch.setup import Alone, Noting, SetupNotes
+
+log = logging.getLogger("taskd")
+
+_c10d = cast("Any", dist.distributed_c10d)
+_dist = cast("Any", dist)  # its stores and groups are exported, but not for the type checker
+
+# All that moves data, under the names of any version since 2.6; C++ and Python call by these names.
+COLLECTIVES = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "_allgather_base",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "_reduce_scatter_base",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+_OTHERS = (
+    "_add_ephemeral_timeout",
+    "_end_coalescing",
+    "_get_backend",
+    "_get_sequence_number_for_group",
+    "_set_default_timeout",
+    "_set_sequence_number_for_group",
+    "_start_coalescing",
+    "get_backend",
+    "monitored_barrier",
+    "set_timeout",
+)
+
+
+class GroupGone(RuntimeError):
+    """The group's processes are changing."""
+
+    def __init__(self) -> None:
+        super().__init__("the gloo group behind this process group is gone; it is made again before a step")
+
+
+class _Gone:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - nothing comes back
+        raise GroupGone
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What has to be made anew for each generation."""
+
+    backends: Mapping[str, str]  # device type -> name of the backend
+    timeout: timedelta
+    options: object = None
+
+
+class StableGroup(_dist.ProcessGroup):  # type: ignore[misc]
+    """What the script holds. ``inner`` is the group of the moment."""
+
+    def __init__(self, rank: int, size: int, name: str, description: str, wanted: Wanted) -> None:
+        super().__init__(rank, size)
+        self.inner: Any = _Gone()
+        self.backends: list[Any] = []
+        self.store: Any = None
+        self.wanted = wanted
+        self._taskd_name = name
+        self._taskd_description = description
+
+    # These four are asked by C++ too.
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Not gloo's own name: torch would look for gloo's parts in this very object."""
+        return "taskd"
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        """The name by which functional collectives find the group."""
+        return self._taskd_name
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
+        """What the group is for."""
+        return self._taskd_description
+
+    def shutdown(self) -> None:
+        """The script is done with the group."""
+        drop([self])
+
+    abort = shutdown
+
+    @property
+    def group_name(self) -> str:
+        """As above, for Python."""
+        return self._taskd_name
+
+    @property
+    def group_desc(self) -> str:
+        """As above, for Python."""
+        return self._taskd_description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(device) for device in self.wanted.backends]
+
+    def get_group_store(self) -> Any:  # noqa: ANN401 - a store
+        """The store of this generation."""
+        return self.store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: StableGroup, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in (*COLLECTIVES, *_OTHERS):
+    if hasattr(_dist.ProcessGroup, _name):
+        setattr(StableGroup, _name, _passed_on(_name))
+
+
+# --- the seam ----------------------------------------------------------------------------------------------
+
+
+def make_gloo(store: Any, rank: int, size: int, timeout: timedelta, options: object) -> Any:  # noqa: ANN401, ARG001
+    """Make gloo's backend; blocks until all members do."""
+    return _dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+# Which backends can be exchanged, and how one is made. Another backend is plugged in here; ``cut`` in the
+# fence has to reach a thread that waits in it, or its own abort has to be called there.
+MAKERS: dict[str, Callable[[Any, int, int, timedelta, object], Any]] = {"gloo": make_gloo}
+
+
+def make_backend(name: str, store: Any, rank: int, size: int, wanted: Wanted) -> Any:  # noqa: ANN401 - a backend
+    """Make the backend of one device type for one generation."""
+    return MAKERS[name](store, rank, size, wanted.timeout, wanted.options)
+
+
+def _make_inner(group: StableGroup) -> tuple[Any, list[Any]]:
+    rank, size = group.rank(), group.size()
+    inner = _dist.ProcessGroup(group.store, rank, size)
+    made: dict[str, Any] = {}
+    for device, name in group.wanted.backends.items():
+        kind = getattr(_dist.ProcessGroup.BackendType, name.upper(), _dist.ProcessGroup.BackendType.CUSTOM)
+        if name not in made:
+            store = _dist.PrefixStore(f"{device}/", group.store)
+            made[name] = make_backend(name, store, rank, size, group.wanted)
+            if len(made) == 1:
+                inner._set_default_backend(kind)
+        inner._register_backend(torch.device(device), kind, made[name])
+    inner._set_group_name(group.group_name)
+    return inner, list(made.values())
+
+
+def drop(groups: list[StableGroup]) -> None:
+    """Let the inner groups go, their backends last: see ``fence.destroy_groups`` for the deadlock otherwise."""
+    backends = [backend for group in groups for backend in group.backends]
+    for group in groups:
+        group.backends = []
+        group.inner = _Gone()
+    backends.clear()
+
+
+# --- all groups of a process -------------------------------------------------------------------------------
+
+
+class Groups:
+    """The groups of a process, in the order in which its script made them."""
+
+    def __init__(self, fence: SocketFence, generation: Callable[[], int], notes: SetupNotes, *, alone: bool):
+        """``alone`` is a replaced process's beginning; ``together`` ends it."""
+        self._fence = fence
+        self._generation = generation
+        self._notes = notes
+        self._alone = alone
+        self._setting_up = True
+        self._expected = False
+        self._members: list[StableGroup] = []
+        self._names: list[str] = []
+
+    @property
+    def ours(self) -> bool:
+        """Tell whether the default group is one of these."""
+        return dist.is_initialized() and isinstance(_c10d._get_default_group(), StableGroup)
+
+    @property
+    def foreign(self) -> bool:
+        """Tell whether there is a default group and it is not one of these."""
+        return dist.is_initialized() and not self.ours
+
+    def rendezvous(self, own: Callable[[], Iterator[Any]], rank: int, size: int) -> Iterator[Any]:
+        """Meet the others for the first time, or nobody while alone."""
+        self._expected = True
+        if self._alone:
+            yield _dist.HashStore(), rank, size
+            return
+        with self._fence.recording(self._generation()):
+            met = next(own())
+        yield met
+
+    def takes(self, ranks: list[int], backend: str) -> bool:
+        """Tell whether a group that the script makes is to be one of these."""
+        wanted = self._expected if not ranks else self.ours
+        if not wanted:
+            return False
+        unknown = set(_backends(backend).values()) - MAKERS.keys()
+        if unknown:
+            log.warning("taskd: groups of %s are not kept over a fault", ", ".join(sorted(unknown)))
+        return not unknown
+
+    def make(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Do what torch's helper does for a new group, with one of ours. ``call`` is the helper's arguments."""
+        ranks, name, tag = call["global_ranks_in_group"], call["group_name"], call.get("pg_tag") or ""
+        self._expected = False
+        world = _c10d._world
+        if name in world.pg_names.values():
+            raise ValueError(f"there is a group {name!r} already")
+        if tag:
+            existing = _c10d._find_pg_by_ranks_and_tag(tag, ranks)
+            if existing:
+                return existing, world.pg_map[existing][1]
+        if ranks and _c10d._get_default_group().rank() not in ranks:
+            return _c10d.GroupMember.NON_GROUP_MEMBER, None
+        wanted = Wanted(_backends(call["backend"]), call["timeout"], call.get("backend_options"))
+        description = call.get("group_desc") or "undefined"
+        group = StableGroup(call["group_rank"], call["group_size"], name, description, wanted)
+        self._names.append(name)
+        group.store = self._store_of(call["store"], name)
+        self._connect(group)
+        self._members.append(group)
+        world.pg_map[group] = (call["backend"], group.store if ranks else call["store"])
+        world.pg_names[group] = name
+        world.pg_backend_config[group] = str(_c10d.BackendConfig(call["backend"]))
+        _c10d._register_process_group(name, group)
+        own_tag = f"user:{tag}" if tag else f"ptd:{name}"
+        if not tag:
+            world.tags_to_pg.setdefault("", []).append(group)
+        world.tags_to_pg.setdefault(own_tag, []).append(group)
+        world.pg_to_tag[group] = own_tag
+        return group, world.pg_map[group][1]
+
+    def leave(self) -> None:
+        """Let go of all processes behind the groups."""
+        drop(self._members)
+        self._members = [group for group in self._members if group in _c10d._world.pg_map]
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """Build wrappers in this block, between two generations: what they ask the others is answered here.
+
+        They agree on the layout of their buckets, which is the same everywhere, and on nothing else.
+        """
+        for group in self._members:
+            group.inner = Alone(None, group.group_name)
+        try:
+            yield
+        finally:
+            drop(self._members)
+
+    def together(self, generation: int, store: Any) -> None:  # noqa: ANN401 - a store
+        """Put this generation's processes behind all groups, in the script's order."""
+        self._alone = False
+        with self._fence.recording(generation):
+            for group in self._members:
+                backend, _ = _c10d._world.pg_map[group]
+                group.store = self._store_of(store, group.group_name)
+                default = group is _c10d._get_default_group()
+                _c10d._world.pg_map[group] = (backend, store if default else group.store)
+                self._connect_for_real(group)
+
+    def set_up(self) -> None:
+        """The script comes to its loop: what it does from here on is not noted any more."""
+        if not self._setting_up:
+            return
+        self._setting_up = False
+        if self._alone:
+            return
+        self._notes.save()
+        for group in self._members:
+            if isinstance(group.inner, Noting):
+                group.inner = group.inner.real
+
+    def _store_of(self, store: Any, name: str) -> Any:  # noqa: ANN401 - a store
+        # A name may come again after its group was destroyed; what the old one left in the store must not.
+        return _dist.PrefixStore(f"{name}/{self._names.count(name)}", store)
+
+    def _connect(self, group: StableGroup) -> None:
+        if self._alone:
+            group.inner = Alone(self._notes, group.group_name)
+            return
+        with self._fence.recording(self._generation()):
+            self._connect_for_real(group)
+        if self._setting_up:
+            group.inner = Noting(group.inner, self._notes, group.group_name)
+
+    @staticmethod
+    def _connect_for_real(group: StableGroup) -> None:
+        group.inner, group.backends = _make_inner(group)
+
+
+def _backends(backend: str) -> dict[str, str]:
+    """Name the backend of each device type that this machine has."""
+    found: dict[str, str] = _c10d.BackendConfig(_c10d.Backend(str(backend))).get_device_backend_map()
+    with contextlib.suppress(AttributeError):
+        accelerator = torch.accelerator.current_accelerator()
+        present = {"cpu"} | ({accelerator.type} if accelerator is not None else set())
+        return {device: str(name) for device, name in found.items() if device in present}
+    return {device: str(name) for device, name in found.items()}
+
+
+def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name the arguments of a call; they come by position in one version and by name in another."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)

@@ -1,0 +1,209 @@
+"""What a rank got from the others before its loop, kept for the process that takes the rank over.
+
+Before its first step a script talks to the other ranks: it spreads its weights, agrees on a seed or the name
+of a directory, waits at barriers. A replacement runs the same lines, but the others did theirs long ago and
+are in the middle of training. So the first process of a rank notes the results of these calls in the node's
+shared memory, and its replacement gets them from there; nobody else takes part.
+
+Large results are not kept: they are weights, and weights come with the registered state. A replacement that
+finds no note (it is on another node) goes on with what it has where the result is made of floating point
+numbers, and says so where it is not: a seed or a name that differs from everybody else's is worse than a
+restart.
+"""
+
+import logging
+import pickle
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+KEEP_BYTES = 1024 * 1024  # one result
+KEEP_ALL_BYTES = 16 * 1024 * 1024
+
+_Key = tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]]
+_ONE_SIDED = ("send", "recv", "recv_anysource")
+
+log = logging.getLogger("taskd")
+_Work = cast("Any", dist).Work
+
+
+class NotNoted(RuntimeError):
+    """A replacement asks for something that its predecessor did not."""
+
+    def __init__(self, operation: str, group: str) -> None:
+        super().__init__(
+            f"this rank was replaced, and its script does {operation} on group {group} before its loop: "
+            "there is no note of what came out of it for the process that was here before"
+        )
+
+
+class Done(_Work):  # type: ignore[misc]
+    """A call that is over."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__()
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future.set_result(result)
+
+    def wait(self, timeout: object = None) -> bool:  # noqa: ARG002 - torch's own signature
+        """There is nothing to wait for."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """It was."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """For those who chain on it."""
+        return self._future
+
+    def result(self) -> object:
+        """Return what came out."""
+        return self._future.value()
+
+
+class SetupNotes:
+    """The notes of one rank; a file in shared memory once the script comes to its loop."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._taken: list[tuple[_Key, list[torch.Tensor] | None]] = []
+        self._size = 0
+        self._kept: dict[_Key, deque[list[torch.Tensor] | None]] | None = None
+        self.lenient = False  # while a wrapper is built, nothing but weights and torch's own checks travel
+
+    def take(self, operation: str, group: str, results: list[torch.Tensor]) -> None:
+        """Note what came out of a call."""
+        size = sum(result.nbytes for result in results)
+        small = size <= KEEP_BYTES and self._size + size <= KEEP_ALL_BYTES
+        self._size += size if small else 0
+        copies = [result.detach().cpu().clone() for result in results] if small else None
+        self._taken.append((_key(operation, group, results), copies))
+
+    def save(self) -> None:
+        """Leave the notes to a replacement."""
+        draft = self._path.with_suffix(".draft")
+        draft.write_bytes(pickle.dumps(self._taken, protocol=pickle.HIGHEST_PROTOCOL))
+        draft.replace(self._path)
+        self._taken = []
+
+    def repeat(self, operation: str, group: str, results: list[torch.Tensor]) -> None:
+        """Put what came out of a predecessor's call where this one's result belongs."""
+        if self._kept is None:
+            self._kept = self._read()
+        waiting = self._kept.get(_key(operation, group, results))
+        if not waiting:
+            if results and not self.lenient and not all(result.is_floating_point() for result in results):
+                raise NotNoted(operation, group)
+            return
+        copies = waiting.popleft()
+        if copies is None:
+            return
+        with torch.no_grad():
+            for result, copy in zip(results, copies, strict=True):
+                result.copy_(copy)
+
+    def _read(self) -> dict[_Key, deque[list[torch.Tensor] | None]]:
+        kept: dict[_Key, deque[list[torch.Tensor] | None]] = defaultdict(deque)
+        try:
+            # Written by the process that had this rank before, as the same user.
+            notes = pickle.loads(self._path.read_bytes())  # noqa: S301 - see above
+        except (OSError, EOFError, pickle.UnpicklingError):
+            log.warning("taskd: no notes of what this rank did before its loop")
+            return kept
+        for key, copies in notes:
+            kept[key].append(copies)
+        return kept
+
+
+class Noting:
+    """Stands before a group while a script sets itself up, and notes what comes out."""
+
+    def __init__(self, real: Any, notes: SetupNotes, name: str) -> None:  # noqa: ANN401 - a process group
+        self.real = real
+        self._notes = notes
+        self._name = name
+
+    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - the group's attributes
+        found = getattr(self.real, operation)
+        if (
+            operation.startswith(("_get", "_set", "_start", "_end", "get_", "set_"))
+            or operation in _ONE_SIDED
+        ):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
+            work = found(*args, **kwargs)
+            if isinstance(work, _Work):
+                # What comes out is there when the work is done; before the loop nobody is in a hurry.
+                work.wait()
+                self._notes.take(operation, self._name, _results(operation, args))
+            return work
+
+        return call
+
+
+class Alone:
+    """Stands where a group would be: every call is over at once, as the notes say, or with nothing done."""
+
+    def __init__(self, notes: SetupNotes | None, name: str) -> None:
+        self._notes = notes
+        self._name = name
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        if operation.startswith("__"):
+            raise AttributeError(operation)
+        if operation in _ONE_SIDED:
+            raise NotNoted(operation, self._name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG001 - torch's own signatures
+            results = _results(operation, args)
+            if self._notes is not None:
+                self._notes.repeat(operation, self._name, results)
+            return Done(results)
+
+        return call
+
+    def _get_backend(self, device: object) -> "Alone":  # noqa: ARG002 - torch's own signature
+        return self
+
+    get_backend = _get_backend
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def _start_coalescing(self, device: object) -> None:
+        pass
+
+    def _end_coalescing(self, device: object) -> Done:  # noqa: ARG002 - torch's own signature
+        return Done([])
+
+    def set_timeout(self, timeout: object) -> None:
+        """There is nobody to wait for."""
+
+
+def _results(operation: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors that a call writes: in all of torch's signatures those of its first argument."""
+    if not args or operation == "barrier":
+        return []
+    return list(_tensors(args[0]))
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _key(operation: str, group: str, results: list[torch.Tensor]) -> _Key:
+    return operation, group, tuple((str(result.dtype), tuple(result.shape)) for result in results)

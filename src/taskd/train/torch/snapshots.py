@@ -1,0 +1,612 @@
+"""A rank's registered state in the node's shared memory, where it outlives the process.
+
+A rank whose state nobody else has (plain FSDP, a pipeline stage without a replica) leaves a copy there after
+each step, and the process that takes the rank over goes on from it. For all others it is a second source.
+
+The copy is made beside the training: ``take`` notes which tensors there are and returns, a thread copies
+them (a device: a stream of its own, into pinned memory), and ``wait`` stands before the next update, which
+is the first thing that may change them. What a forward pass changes is copied by ``take`` itself.
+
+There are two buffers, each a file of its own (``<path>.0`` and ``<path>.1``), so that one that has become too
+small is replaced without touching the other. They are written in turn, and a buffer is written only when the
+other one is whole: its mark is taken away first and set last, with checksums of all bytes, so a process
+that is killed at any byte leaves a whole version. Of all sizes known before, pages are allocated at once:
+a full file system is then an error and not a signal. It ends the snapshots, never the training.
+
+A file is locked while its writer lives. Who takes a rank over writes on in the files of a dead process; those
+of one that lives (it was stopped, and somebody may continue it) are copied, and it writes where nobody looks.
+
+Layout: 64 bytes of header, the tensors from 4096 on, each at a multiple of 64; then the head (the pickles
+and what is needed to make the tensors) and the checksums.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+import pickle
+import queue
+import struct
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import is_not
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from taskd.train.torch import sums
+from taskd.train.torch.exchange import Stateful, StateMismatch, _bytes_of
+from taskd.train.torch.pinned import DeviceCopies, Pin
+from taskd.train.torch.states import Dissector, Outline, Part, put_back
+
+WAIT_LIMIT_S = 60.0
+RETRY_S = 60.0  # after a failure: allocating gigabytes in vain is not for every step
+
+_DATA = 4096
+_ALIGN = 64
+_MAGIC = 0x7461736B64533031
+# mark (the version's number, 0: not valid), magic, number, step, bytes of the tensors, bytes of the head,
+# number of checksums, crc32 of all from the magic on, of the head and of the checksums
+_HEADER = struct.Struct("<8q")
+_MARK = struct.Struct("<q")
+_POPULATE_WRITE = 23  # linux/mman.h; Python has no name for it yet
+_BUFFERS = (0, 1)
+
+log = logging.getLogger("taskd")
+
+
+class SnapshotDamaged(RuntimeError):
+    """A snapshot is not there or not whole; nothing was loaded."""
+
+    def __init__(self, path: str, step: int, what: str) -> None:
+        super().__init__(f"the snapshot of step {step} in {path} cannot be used: {what}; nothing was loaded")
+
+
+class SnapshotTaken(RuntimeError):
+    """Another process writes this rank's snapshots now."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is another process's now")
+
+
+class _Header(NamedTuple):
+    mark: int
+    magic: int
+    number: int
+    step: int
+    data_bytes: int
+    head_bytes: int
+    sums: int
+    crc: int
+
+    @property
+    def used(self) -> int:
+        return _DATA + self.data_bytes + self.head_bytes + 4 * self.sums
+
+    @property
+    def whole(self) -> bool:
+        return self.magic == _MAGIC and 0 < self.mark == self.number and min(self[4:7]) >= 0
+
+
+class _Span(NamedTuple):
+    """Bytes that have one checksum."""
+
+    owner: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where each tensor goes. Kept from step to step: it is the same while the tensors are."""
+
+    parts: list[Part]
+    spans: list[_Span]
+    copies: list[tuple[int, int, int]]  # of the host's tensors: from address, bytes, to offset
+    devices: list[tuple[torch.Tensor, int]]  # their bytes, to offset; the last spans are theirs, one each
+    data_bytes: int
+    pickled: bytes  # shapes and offsets of all tensors by part, and the spans
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A version that is being written."""
+
+    step: int
+    layout: _Layout
+    head: bytes
+    devices: DeviceCopies
+    copied: threading.Event = field(default_factory=threading.Event)
+    settled: threading.Event = field(default_factory=threading.Event)
+    abandoned: bool = False
+
+    @property
+    def need_bytes(self) -> int:
+        return _DATA + self.layout.data_bytes + len(self.head) + 4 * len(self.layout.spans)
+
+
+class Snapshot:
+    """One rank's snapshots. One process writes them; any may read them, with the functions below."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool) -> None:
+        """Write snapshots under this path; with ``create`` take them over, or begin where there are none."""
+        self._path = os.fspath(path)
+        found = _headers(self._path)
+        if not create and not found:
+            raise FileNotFoundError(f"there are no snapshots in {self._path}")
+        self._buffers: dict[int, _Buffer] = {}
+        self._number = max((header.number for _, header in found), default=0)
+        self._newest = found[0][0] if found else None
+        if create:
+            self._take_over()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._job: _Job | None = None  # that nobody has waited for yet
+        self._last: _Job | None = None
+        self._dissector = Dissector()
+        self._layout = _EMPTY
+        self._warned = False
+        self._off_until = 0.0
+
+    @property
+    def path(self) -> str:
+        """Where they are."""
+        return self._path
+
+    def take(self, step: int, objects: Mapping[str, Stateful], *, extra: bytes = b"") -> None:
+        """Begin to copy the objects' states. They may change again after ``wait``.
+
+        Buffers of modules, and whatever is not a tensor, may change at once. A failure is a warning.
+        """
+        self.wait()
+        self._last = None
+        if self._off_until and time.monotonic() < self._off_until:
+            return
+        try:
+            job = self._prepare(step, objects, extra)
+        except Exception as error:  # noqa: BLE001 - whatever a state_dict raises: no reason to end a training
+            self._failed(step, error)
+            return
+        if self._thread is None:
+            self._start()
+        self._job = self._last = job
+        self._jobs.put(job)
+
+    def wait(self, limit_s: float = WAIT_LIMIT_S) -> bool:
+        """Return when the state may change again; False if the last copy was given up for it.
+
+        With a device the stream that is current here waits for the copies, and the caller does not.
+        """
+        job, self._job = self._job, None
+        if job is None:
+            return True
+        if not job.copied.wait(limit_s):
+            # It will never be marked: what it reads from now on is no single step's.
+            job.abandoned = True
+            self._failed(job.step, TimeoutError(f"the copy was not done after {limit_s:g} s"))
+            return False
+        job.devices.order_after()
+        return not job.abandoned
+
+    def settle(self, limit_s: float = WAIT_LIMIT_S) -> bool:
+        """Return when what was taken last can be read; False if it cannot, or not within the limit."""
+        job = self._last
+        return job is not None and job.settled.wait(limit_s) and not job.abandoned
+
+    def close(self) -> None:
+        """Finish what is under way and unmap; the files stay."""
+        self.wait()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(WAIT_LIMIT_S)
+            self._thread = None
+        for buffer in self._buffers.values():
+            buffer.close()
+        self._buffers.clear()
+
+    # --- the thread --------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="taskd-snapshot", daemon=True)
+        self._thread.start()
+        # A thread inside torch when the interpreter goes away ends the process with an error.
+        here = weakref.ref(self)
+        atexit.register(lambda: snapshot.close() if (snapshot := here()) is not None else None)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if not job.abandoned:
+                    self._write(job)
+            except Exception as error:  # noqa: BLE001 - the training goes on without snapshots
+                job.abandoned = True
+                self._failed(job.step, error)
+            finally:
+                job.copied.set()
+                job.settled.set()
+            del job  # or its tensors live until the next one
+
+    def _write(self, job: _Job) -> None:
+        index = 1 - self._newest if self._newest is not None else 0
+        buffer = self._buffer(index, job.need_bytes)
+        buffer.check_mine()
+        buffer.set_mark(0)
+        layout = job.layout
+        base = buffer.address + _DATA
+        if layout.devices:
+            buffer.pin.hold()
+            job.devices.begin(
+                (data, buffer.bytes[_DATA + at : _DATA + at + len(data)]) for data, at in layout.devices
+            )
+        for address, length, at in layout.copies:
+            ctypes.memmove(base + at, address, length)  # without the interpreter's lock
+        job.copied.set()
+        on_host = layout.spans[: len(layout.spans) - len(layout.devices)]
+        # From the buffer: the training goes on, and may change what was copied.
+        seals = [
+            sums.checksum(buffer.bytes[_DATA + start : _DATA + start + length])
+            for _, start, length in on_host
+        ]
+        seals += job.devices.finish()
+        number = self._number + 1
+        fields = (_MAGIC, number, job.step, layout.data_bytes, len(job.head), len(seals))
+        at = _DATA + layout.data_bytes
+        buffer.write(at, job.head)
+        buffer.write(at + len(job.head), struct.pack(f"<{len(seals)}I", *seals))
+        buffer.write(0, _HEADER.pack(0, *fields, _head_crc(fields, job.head, seals)))
+        buffer.check_mine()
+        if job.abandoned:
+            return
+        buffer.set_mark(number)
+        self._number, self._newest = number, index
+
+    def _prepare(self, step: int, objects: Mapping[str, Stateful], extra: bytes) -> _Job:
+        parts = self._dissector.take_apart(objects)
+        with_tensors = [part for part in parts if part.tensors]
+        layout = self._layout
+        if len(layout.parts) != len(with_tensors) or any(map(is_not, layout.parts, with_tensors)):
+            layout = self._layout = _lay_out(with_tensors)
+        states = [(part.outline.owner, part.outline.pickled, bool(part.tensors)) for part in parts]
+        head = pickle.dumps((layout.pickled, states, extra), protocol=pickle.HIGHEST_PROTOCOL)
+        return _Job(step, layout, head, DeviceCopies([data for data, _ in layout.devices]))
+
+    def _buffer(self, index: int, need_bytes: int) -> "_Buffer":
+        """Return a buffer that is large enough. Its old content is not kept: it is about to be written."""
+        buffer = self._buffers.get(index)
+        if buffer is not None and buffer.size >= need_bytes:
+            return buffer
+        if buffer is not None:
+            buffer.check_mine()
+            del self._buffers[index]
+            buffer.close()
+        buffer = _Buffer.open(_file(self._path, index), need_bytes)
+        self._buffers[index] = buffer
+        return buffer
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self._off_until = time.monotonic() + RETRY_S
+        if not self._warned:
+            self._warned = True
+            log.warning("taskd: no snapshot of step %d, and maybe of later ones: %s", step, error)
+
+    def _take_over(self) -> None:
+        """Copy what a living process may still write to, so that it writes where nobody looks."""
+        for index in _BUFFERS:
+            file = Path(_file(self._path, index))
+            try:
+                fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                if not _lock(fd):
+                    draft = file.with_name(f"{file.name}.{os.getpid()}.new")
+                    _copy_file(fd, draft)
+                    draft.replace(file)
+            except OSError as error:
+                log.warning("taskd: %s belongs to a living process and cannot be copied: %s", file, error)
+            finally:
+                os.close(fd)
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+def versions(path: str | os.PathLike[str]) -> list[int]:
+    """Return the steps that there are snapshots of, the newest first. Their content is not looked at."""
+    return [header.step for _, header in _headers(os.fspath(path))]
+
+
+def load(path: str | os.PathLike[str], step: int, objects: Mapping[str, Stateful]) -> bytes:
+    """Load a snapshot into these objects and return its ``extra``.
+
+    Raises SnapshotDamaged or StateMismatch before anything is loaded.
+    """
+    name = os.fspath(path)
+    outlines, places, extra, data = _verify(name, *_map_version(name, step))
+    owners = {outline.owner for outline in outlines}
+    if owners != objects.keys():
+        raise StateMismatch(sorted(owners), sorted(objects))
+
+    def fill(number: int, tensor: torch.Tensor) -> None:
+        target = _bytes_of(tensor)
+        start = _DATA + places[number]
+        target.copy_(data[start : start + target.numel()])
+
+    put_back(objects, outlines, fill)
+    return extra
+
+
+def verify(path: str | os.PathLike[str], step: int) -> None:
+    """Raise SnapshotDamaged if this snapshot is not whole."""
+    name = os.fspath(path)
+    _verify(name, *_map_version(name, step))
+
+
+def export(path: str | os.PathLike[str], step: int) -> torch.Tensor:
+    """Return a snapshot as a byte tensor, to be sent elsewhere. It is the shared memory itself: no copy."""
+    header, data = _map_version(os.fspath(path), step)
+    return data[: header.used]
+
+
+def import_bytes(path: str | os.PathLike[str], data: torch.Tensor | bytes | bytearray | memoryview) -> int:
+    """Store what ``export`` gave elsewhere under a path here; return its step.
+
+    It takes the place of the older one of the two. Raises SnapshotDamaged if the head is not whole; the
+    tensors' checksums are looked at when it is loaded.
+    """
+    name = os.fspath(path)
+    view = _view(data)
+    if len(view) < _HEADER.size:
+        raise SnapshotDamaged(name, -1, f"{len(view)} bytes are no snapshot")
+    header = _Header(*_HEADER.unpack_from(view))
+    if not header.whole or header.used != len(view):
+        raise SnapshotDamaged(name, header.step, "these bytes are no snapshot")
+    _read_head(name, header, view)
+    found = _headers(name)
+    same = [index for index, other in found if other.step == header.step]
+    index = same[0] if same else 1 - found[0][0] if found else 0
+    buffer = _Buffer.open(_file(name, index), header.used)
+    try:
+        buffer.set_mark(0)
+        # Through the file: the pages of a fresh mapping would be touched one by one.
+        at = _MARK.size
+        while at < len(view):
+            at += os.pwrite(buffer.fd, view[at : at + 2**30], at)
+        # Its own number: what arrives later is newer, whatever the number was where it was made.
+        number = max((other.number for _, other in found), default=0) + 1
+        fields = (_MAGIC, number, *header[3:7])
+        raw_head, seals = _read_head(name, header, view)
+        buffer.write(0, _HEADER.pack(0, *fields, _head_crc(fields, raw_head, seals)))
+        buffer.set_mark(number)
+    finally:
+        buffer.close()
+    return header.step
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Delete the snapshots under a path."""
+    for index in _BUFFERS:
+        Path(_file(os.fspath(path), index)).unlink(missing_ok=True)
+
+
+# --- one file ----------------------------------------------------------------------------------------------
+
+
+class _Buffer:
+    """A file of shared memory, mapped to be written."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.fd = fd
+        self._path = path
+        self.size = os.fstat(fd).st_size
+        self._inode = os.fstat(fd).st_ino
+        # Opened again: a mapping keeps its file open and so locked, also in processes that the script forks.
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(again, self.size)
+        finally:
+            os.close(again)
+        with contextlib.suppress(OSError, ValueError):
+            self._map.madvise(_POPULATE_WRITE)  # else each page costs an interruption at its first byte
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.address: int = self.bytes.data_ptr()
+        self.pin = Pin(self.address, self.size)
+        _open_buffers.add(self)
+
+    @classmethod
+    def open(cls, path: str, need_bytes: int) -> "_Buffer":
+        """Use the file that is there, if it is large enough and nobody else's, or else a new one."""
+        size = -(-need_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if _lock(fd) and os.fstat(fd).st_size >= size:
+                return cls(path, fd)
+            os.close(fd)
+            # Away first: there may not be room for a third one.
+            Path(path).unlink()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(fd)
+            os.posix_fallocate(fd, 0, size)
+            return cls(path, fd)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            os.close(fd)
+            raise
+
+    def write(self, at: int, data: bytes) -> None:
+        self._map[at : at + len(data)] = data
+
+    def set_mark(self, number: int) -> None:
+        _MARK.pack_into(self._map, 0, number)
+
+    def check_mine(self) -> None:
+        """Raise SnapshotTaken if another process has put its file in the place of this one."""
+        try:
+            mine = Path(self._path).stat().st_ino == self._inode
+        except FileNotFoundError:
+            mine = False
+        if not mine:
+            raise SnapshotTaken(self._path)
+
+    def close(self) -> None:
+        self.pin.release()
+        _open_buffers.discard(self)
+        del self.bytes
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self.fd)
+
+
+_open_buffers: weakref.WeakSet[_Buffer] = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    """Let a forked process (a data loader's) not keep the lock of its parent, which may be killed."""
+    for buffer in list(_open_buffers):
+        os.close(buffer.fd)
+    _open_buffers.clear()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+_EMPTY = _Layout([], [], [], [], 0, b"")
+
+
+def _lay_out(parts: list[Part]) -> _Layout:
+    """Give each tensor its place: the host's first, which share a checksum by part, then the devices'."""
+    spans: list[_Span] = []
+    copies: list[tuple[int, int, int]] = []
+    devices: list[tuple[torch.Tensor, int]] = []
+    device_spans: list[_Span] = []
+    places: list[list[int]] = [[0] * len(part.tensors) for part in parts]
+    at = 0
+    for on_host in (True, False):
+        for part, offsets in zip(parts, places, strict=True):
+            owner, start = part.outline.owner, at
+            for number, tensor in enumerate(part.tensors):
+                if (tensor.device.type == "cpu") is not on_host:
+                    continue
+                length = tensor.nbytes
+                offsets[number] = at
+                if on_host and length:
+                    copies.append((tensor.data_ptr(), length, at))
+                elif length:
+                    devices.append((_bytes_of(tensor), at))
+                    device_spans.append(_Span(owner, at, length))
+                at += -(-length // _ALIGN) * _ALIGN
+            if on_host and at > start:
+                spans.append(_Span(owner, start, at - start))
+    spans += device_spans
+    shapes = [part.outline.shapes for part in parts]
+    pickled = pickle.dumps((shapes, places, spans), protocol=pickle.HIGHEST_PROTOCOL)
+    return _Layout(parts, spans, copies, devices, at, pickled)
+
+
+def _file(path: str, index: int) -> str:
+    return f"{path}.{index}"
+
+
+def _lock(fd: int) -> bool:
+    """Lock a file for as long as this process has it open; False if it is another's."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _copy_file(fd: int, draft: Path) -> None:
+    """Copy a file; the copy is marked valid only if the original was."""
+    size = os.fstat(fd).st_size
+    copy = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(copy, 0, size)
+        at = 0
+        while at < size:
+            at += os.pwrite(copy, os.pread(fd, 2**24, at), at)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(copy)
+
+
+def _headers(path: str) -> list[tuple[int, _Header]]:
+    """Return the marked buffers, the newest first."""
+    found: list[tuple[int, _Header]] = []
+    for index in _BUFFERS:
+        try:
+            with open(_file(path, index), "rb", buffering=0) as file:  # noqa: PTH123 - asked for each step
+                raw = file.read(_HEADER.size)
+                size = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            continue
+        if len(raw) < _HEADER.size:
+            continue
+        header = _Header(*_HEADER.unpack(raw))
+        if header.whole and header.used <= size:
+            found.append((index, header))
+    return sorted(found, key=lambda item: item[1].number, reverse=True)
+
+
+def _map_version(path: str, step: int) -> tuple[_Header, torch.Tensor]:
+    for index, header in _headers(path):
+        if header.step == step:
+            with open(_file(path, index), "r+b", buffering=0) as file:  # noqa: PTH123 - mmap wants the file
+                # A private mapping: whoever gets the tensor cannot damage the snapshot with it.
+                mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+            return header, torch.frombuffer(mapped, dtype=torch.uint8)
+    raise SnapshotDamaged(path, step, f"there are those of {versions(path)}")
+
+
+def _view(data: torch.Tensor | bytes | bytearray | memoryview) -> memoryview:
+    if isinstance(data, torch.Tensor):
+        data = data.contiguous()
+        # The array keeps the tensor: it goes when the view does.
+        array = (ctypes.c_ubyte * data.numel()).from_address(data.data_ptr())
+        array.tensor = data  # type: ignore[attr-defined]
+        return memoryview(array).cast("B")
+    return memoryview(data).cast("B")
+
+
+def _head_crc(fields: tuple[int, ...], head: bytes, seals: list[int]) -> int:
+    crc = zlib.crc32(struct.pack(f"<{len(fields)}q", *fields))
+    return zlib.crc32(struct.pack(f"<{len(seals)}I", *seals), zlib.crc32(head, crc))
+
+
+def _read_head(path: str, header: _Header, view: memoryview) -> tuple[bytes, list[int]]:
+    """Return the head and the checksums of the tensors, if they are what was written."""
+    at = _DATA + header.data_bytes
+    if header.used > len(view):
+        raise SnapshotDamaged(path, header.step, "the file is too short")
+    raw = bytes(view[at : at + header.head_bytes])
+    seals = list(struct.unpack_from(f"<{header.sums}I", view, at + header.head_bytes))
+    if header.crc != _head_crc(header[1:7], raw, seals):
+        raise SnapshotDamaged(path, header.step, "the head is damaged")
+    return raw, seals
+
+
+def _verify(
+    path: str, header: _Header, data: torch.Tensor
+) -> tuple[list[Outline], list[int], bytes, torch.Tensor]:
+    """Return the outlines of all states, the places of all tensors and the extra bytes, if all is whole."""
+    raw, seals = _read_head(path, header, _view(data))
+    # Written by a rank of this job, in a place that is its own; the checksum was right.
+    layout, states, extra = pickle.loads(raw)  # noqa: S301 - see above
+    shapes, places, spans = pickle.loads(layout) if layout else ([], [], [])  # noqa: S301 - as above
+    for (owner, start, length), expected in zip(spans, seals, strict=True):
+        if sums.checksum(data[_DATA + start : _DATA + start + length]) != expected:
+            raise SnapshotDamaged(path, header.step, f"the state of {owner!r} is damaged")
+    by_part = iter(shapes)
+    outlines = [Outline(owner, pickled, next(by_part) if has else []) for owner, pickled, has in states]
+    return outlines, [place for part in places for place in part], extra, data

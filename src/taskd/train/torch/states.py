@@ -1,0 +1,385 @@
+"""The states of registered objects as tensors and a pickle of the rest, and back into the same objects.
+
+Taking a state apart copies no tensor and talks to no other rank: of a tensor that is spread over a mesh
+(``DTensor``) the part of this rank is taken. What may change while the tensors are being copied elsewhere is
+copied at once: everything that is not a tensor, by the pickle, and modules' buffers, which a forward pass
+writes.
+
+Putting a state back writes into the tensors that the objects have already, wherever shape and type are the
+same: parameters stay the objects that they are, and a device does not hold the state twice. What does not
+exist yet (the state of an optimizer that has made no step) is made, and given to ``load_state_dict``.
+"""
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from taskd.train.torch.exchange import Stateful, _densely, _is_plain, _Pickler, _Shape, _shape
+from taskd.train.torch.own import MAX_BUFFERS_BYTES
+
+# What equal values of cannot be told apart, and nobody can change.
+_FIXED = (str, int, float, bool, bytes, type(None), torch.dtype, torch.device)
+
+Fill = Callable[[int, torch.Tensor], None]
+
+
+class NoMesh(RuntimeError):
+    """A part of a spread tensor has no mesh to belong to."""
+
+    def __init__(self, mesh: tuple[Any, ...]) -> None:
+        super().__init__(f"the state was spread over the mesh {mesh}, which nothing registered here is on")
+
+
+class _Shard(NamedTuple):
+    """Stands in the pickle for a tensor that is spread over a mesh: its part here, and what it is part of."""
+
+    number: int
+    placements: tuple[Any, ...]
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    mesh: tuple[Any, ...]
+
+
+class Outline(NamedTuple):
+    """A state, or a part of one, without its tensors: what is written down of it."""
+
+    owner: str
+    pickled: bytes  # with the tensors' numbers, which begin at 0 in each part
+    shapes: list[_Shape]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A state, or a part of one, with its tensors."""
+
+    outline: Outline
+    tensors: list[torch.Tensor]
+    buffers: list[torch.Tensor]  # of modules,
+    copies: list[torch.Tensor]  # and the copies of them that are among the tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A part of last time, and what it was made from."""
+
+    leaves: list[Any]
+    places: list[int]
+    part: Part
+
+
+class Dissector:
+    """Takes states apart, again and again.
+
+    From one step to the next the tensors are the same and only their values differ, so the work of taking
+    them apart is kept: it would cost the training a millisecond each time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], _Kept] = {}
+
+    def take_apart(self, objects: Mapping[str, Stateful]) -> list[Part]:
+        """Take the objects' states apart. The tensors are the objects' own, buffers of modules excepted.
+
+        A part that is as it was last time is the very same object, with its buffers copied again.
+        """
+        return [
+            self._part(name, label, thing, value)
+            for name, thing in objects.items()
+            for label, value in _split(thing)
+        ]
+
+    def _part(self, name: str, label: str, thing: Stateful, value: object) -> Part:
+        leaves: list[Any] = []
+        simple = _collect(value, leaves)
+        kept = self._kept.get((name, label))
+        if simple and kept is not None and _is_same(kept, leaves):
+            if kept.part.copies:
+                torch._foreach_copy_(kept.part.copies, kept.part.buffers)
+            return kept.part
+        part = _make_part(name, thing, value)
+        if simple and all(
+            _is_plain(leaf) or _is_spread(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)
+        ):
+            places = _places(leaves)
+            if _is_direct(part, places):
+                self._kept[name, label] = _Kept(leaves, places, part)
+        return part
+
+
+def put_back(objects: Mapping[str, Stateful], outlines: Sequence[Outline], fill: Fill) -> None:
+    """Load states. ``fill(number, tensor)`` writes a tensor's bytes; numbers go through all the outlines."""
+    meshes = {
+        _mesh_key(tensor.device_mesh): tensor.device_mesh
+        for thing in objects.values()
+        for tensor in _tensors(thing.state_dict())
+        if _is_spread(tensor)
+    }
+    states: dict[str, Any] = {}
+    first = 0
+    for outline in outlines:
+        targets = _match(outline, objects[outline.owner].state_dict())
+        loaded = _Loader(outline, targets, fill, first, meshes).load()
+        if outline.owner in states:
+            states[outline.owner].update(loaded)
+        else:
+            states[outline.owner] = loaded
+        first += len(outline.shapes)
+    with torch.no_grad():
+        for name, thing in objects.items():
+            thing.load_state_dict(states[name])
+
+
+# --- taking apart ------------------------------------------------------------------------------------------
+
+
+def _split(thing: Stateful) -> list[tuple[str, object]]:
+    """Return the object's state, in parts that change at different times."""
+    if isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict:
+        # The parameters themselves, not new names of them: they are recognised the next time.
+        return [("all", thing.state_dict(keep_vars=True))]
+    state = thing.state_dict()
+    if isinstance(thing, torch.optim.Optimizer) and type(state) is dict and "state" in state:
+        # The learning rate changes each step; what belongs to the parameters does so in place.
+        rest = {key: value for key, value in state.items() if key != "state"}
+        return [("state", {"state": state["state"]}), ("rest", rest)]
+    return [("all", state)]
+
+
+def _collect(value: object, leaves: list[Any]) -> bool:
+    """List all keys and values; False if there is anything that may change without being replaced."""
+    if isinstance(value, torch.Tensor) or type(value) in _FIXED:
+        leaves.append(value)
+        return True
+    if isinstance(value, dict):
+        leaves.append(len(value))
+        for key, item in value.items():
+            leaves.append(key)
+            if isinstance(item, torch.Tensor):  # as below, without a call for each
+                leaves.append(item)
+            elif not _collect(item, leaves):
+                return False
+        return True
+    if type(value) in {list, tuple}:
+        leaves.append((type(value), len(value)))  # type: ignore[arg-type]
+        return all(_collect(item, leaves) for item in value)  # type: ignore[attr-defined]
+    return False
+
+
+def _places(leaves: list[Any]) -> list[int]:
+    spread = _spread_type()
+    return [
+        (leaf._local_tensor if isinstance(leaf, spread) else leaf).data_ptr()  # noqa: SLF001 - see _is_same
+        if isinstance(leaf, torch.Tensor)
+        else 0
+        for leaf in leaves
+    ]
+
+
+def _is_same(kept: _Kept, leaves: list[Any]) -> bool:
+    if len(leaves) != len(kept.leaves):
+        return False
+    spread = _spread_type()
+    for old, new, place in zip(kept.leaves, leaves, kept.places, strict=True):
+        if old is new:
+            # Not to_local(), which takes twenty times as long and is for those who want a gradient.
+            own = new._local_tensor if place and isinstance(new, spread) else new  # noqa: SLF001 - as above
+            if place and own.data_ptr() != place:
+                return False
+        elif isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) or old != new:
+            return False
+    return True
+
+
+def _is_direct(part: Part, places: list[int]) -> bool:
+    """Tell whether the part's tensors are the objects' own memory and will show their later values too."""
+    own = set(places)
+    copies = {id(copy) for copy in part.copies}
+    return all(tensor.data_ptr() in own or id(tensor) in copies for tensor in part.tensors if tensor.numel())
+
+
+def _make_part(name: str, thing: Stateful, value: object) -> Part:
+    tensors: list[torch.Tensor] = []
+    file = io.BytesIO()
+    try:
+        _LocalPickler(file, tensors).dump(value)
+    except Exception as error:
+        error.add_note(f"the state of {name!r} cannot be kept")
+        raise
+    moving = _moving(thing)
+    buffers: list[torch.Tensor] = []
+    copies: list[torch.Tensor] = []
+    for number, tensor in enumerate(tensors):
+        if tensor.data_ptr() in moving:
+            buffers.append(tensor)
+            tensors[number] = tensor.clone()
+            copies.append(tensors[number])
+    return Part(
+        Outline(name, file.getvalue(), [_shape(tensor) for tensor in tensors]), tensors, buffers, copies
+    )
+
+
+def _moving(thing: Stateful) -> set[int]:
+    """Return where a module's buffers are, if they are small; large ones are tables and do not change."""
+    if not isinstance(thing, torch.nn.Module):
+        return set()
+    buffers = [local(buffer) for buffer in thing.buffers()]
+    if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:
+        return set()
+    return {buffer.data_ptr() for buffer in buffers} - {0}
+
+
+# --- tensors that are spread over a mesh -------------------------------------------------------------------
+
+
+def _spread_type() -> Any:  # noqa: ANN401 - DTensor, or nothing at all
+    # Nothing can be one before the module is loaded, and loading it takes a tenth of a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return () if module is None else module.DTensor
+
+
+def _is_spread(value: object) -> bool:
+    return isinstance(value, _spread_type())
+
+
+def local(tensor: Any) -> torch.Tensor:  # noqa: ANN401 - a tensor or a DTensor
+    """Return what this rank has of a tensor."""
+    own = tensor.detach()
+    found: torch.Tensor = own.to_local() if _is_spread(own) else own
+    return found
+
+
+def _mesh_key(mesh: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a DeviceMesh
+    return tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape), mesh.mesh_dim_names
+
+
+class _LocalPickler(_Pickler):
+    """Leaves numbers for tensors, and a shard for one that is spread over a mesh."""
+
+    def persistent_id(self, obj: object) -> Any:  # noqa: ANN401 - a number, a shard or None
+        if not _is_spread(obj):
+            return super().persistent_id(obj)
+        whole: Any = obj
+        own = local(whole)
+        number = super().persistent_id(own)
+        if number is None:
+            raise TypeError(f"the part of a spread tensor is a {type(own).__name__}, which cannot be kept")
+        mesh = _mesh_key(whole.device_mesh)
+        return number, tuple(whole.placements), tuple(whole.size()), tuple(whole.stride()), mesh
+
+
+# --- putting back ------------------------------------------------------------------------------------------
+
+
+class _Sketcher(pickle.Unpickler):
+    """Makes the state with an empty tensor for each number, to see where each belongs."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.numbers: dict[int, int] = {}
+        self._tokens: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401 - pickle's own signature
+        number = pid if isinstance(pid, int) else pid[0]
+        token = self._tokens.setdefault(number, torch.empty(0))
+        self.numbers[id(token)] = number
+        return token
+
+
+class _Loader(pickle.Unpickler):
+    """Makes the state with the tensors that are there, or with new ones, filled."""
+
+    def __init__(
+        self,
+        outline: Outline,
+        targets: dict[int, Any],
+        fill: Fill,
+        first: int,
+        meshes: dict[tuple[Any, ...], Any],
+    ) -> None:
+        super().__init__(io.BytesIO(outline.pickled))
+        self._shapes = outline.shapes
+        self._targets = targets
+        self._fill = fill
+        self._first = first
+        self._meshes = meshes
+        self._made: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401 - pickle's own signature
+        shard = None if isinstance(pid, int) else _Shard(*pid)
+        number = pid if shard is None else shard.number
+        if number not in self._made:
+            self._made[number] = self._make(number, shard)
+        made: torch.Tensor = self._made[number]
+        return made
+
+    def _make(self, number: int, shard: _Shard | None) -> Any:  # noqa: ANN401 - a tensor or a DTensor
+        target = self._targets.get(number)
+        if target is not None and _is_spread(target) == (shard is not None):
+            self._fill(self._first + number, local(target))
+            return target
+        shape = self._shapes[number]
+        # On the current device of its kind: the number that it had means nothing here.
+        fresh = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
+        self._fill(self._first + number, fresh)
+        if shard is None:
+            return fresh
+        if shard.mesh not in self._meshes:
+            raise NoMesh(shard.mesh)
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(
+            fresh,
+            self._meshes[shard.mesh],
+            shard.placements,
+            run_check=False,
+            shape=torch.Size(shard.size),
+            stride=shard.stride,
+        )
+
+
+def _match(outline: Outline, present: object) -> dict[int, Any]:
+    """Find the tensor that each number belongs into, among those that are there and look the same."""
+    sketcher = _Sketcher(outline.pickled)
+    found: dict[int, Any] = {}
+    try:
+        sketch = sketcher.load()
+    except Exception:  # noqa: BLE001 - a sparse tensor, say, does not want to be made of empty ones
+        return found
+    for token, tensor in _pairs(sketch, present):
+        number = sketcher.numbers.get(id(token))
+        if number is None or number in found:
+            continue
+        own = local(tensor)
+        plain = own.layout is torch.strided and not own.is_conj() and not own.is_neg()
+        if plain and own is _densely(own) and _shape(own) == outline.shapes[number]:
+            found[number] = tensor
+    return found
+
+
+def _pairs(sketch: object, present: object) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if isinstance(sketch, torch.Tensor):
+        if isinstance(present, torch.Tensor):
+            yield sketch, present
+    elif isinstance(sketch, Mapping) and isinstance(present, Mapping):
+        for key, value in sketch.items():
+            if key in present:
+                yield from _pairs(value, present[key])
+    elif isinstance(sketch, (list, tuple)) and isinstance(present, (list, tuple)):
+        for one, other in zip(sketch, present, strict=False):
+            yield from _pairs(one, other)
+
+
+def _tensors(value: object) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

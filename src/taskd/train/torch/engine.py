@@ -19,6 +19,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,20 +29,18 @@ import torch.distributed as dist
 
 from taskd.core.messages import Regroup, Standing, Trouble
 from taskd.core.regroup import Kind, Offer, Transfer, plan_transfers
-from taskd.train.torch.buddies import Buddy
 from taskd.train.torch.exchange import receive_state, send_state
 from taskd.train.torch.feed import Feed
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.groups import Groups
+from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.resetting import refuse_classic, reset_modules
 from taskd.train.torch.restoring import (
     AT_START,
-    AT_VOTE,
     NoSource,
     Own,
-    find_own,
     gather_offers,
     gather_parts,
     part_number,
@@ -50,7 +49,6 @@ from taskd.train.torch.restoring import (
 )
 from taskd.train.torch.setup import SetupNotes
 from taskd.train.torch.sharding import shard_key
-from taskd.train.torch.slots import Slot, read_entries
 from taskd.train.torch.wrapping import Handle, building, current, has_ddp
 from taskd.worker.client import Worker
 from taskd.worker.watch import Superseded, Watch
@@ -106,9 +104,8 @@ class Engine:
         self._newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
         self._has_state = not self._newcomer
         slot = os.environ["TASKD_SLOT"]
-        # What the dead process of this rank kept must be read before anything is written over it.
-        self._inherited = [] if self._has_state else read_entries(slot)
-        self._slot = Slot(slot, create=True)
+        shm_dir = os.environ.get("TASKD_SHM_DIR", "")
+        self._keeping = Keeping(rank, world_size, slot, shm_dir, newcomer=self._newcomer)
         self._notes = SetupNotes(f"{slot}.setup")
         self.groups = Groups(self._fence, lambda: self._worker.generation, self._notes, alone=self._newcomer)
         self._arrived = not self._newcomer
@@ -124,9 +121,10 @@ class Engine:
         self._part = 0
         self._feed = Feed(None)
         self._layout: tuple[str, ...] = ()
-        self._buddy = _find_buddy(rank, world_size)
+        self._undo: dict[str, Any] | None = None
         self._voted = False
         self._updated = 0
+        self._attempted = -1
         self.replaying = False
 
     # --- what the script calls ---------------------------------------------------------------------------
@@ -203,12 +201,13 @@ class Engine:
 
     def _attempt(self, function: Callable[..., Any], step: int, feed: Feed) -> tuple[Any, bool]:
         """Try a step; says whether it counts now. If not, it comes again or was overtaken."""
-        self._voted, self._updated = False, 0
+        self._voted, self._updated, self._attempted = False, 0, step
         batch = feed.batch(step) if feed.present else None
         started = time.monotonic()
         before = self._own.capture(self._objects, feed.place_before(step))
         self._feed = feed
-        self._slot.write(step, AT_START, before)
+        self._keeping.note(step, AT_START, before)
+        self._undo = None
         try:
             self._worker.begin(step)
             result = function(step, batch) if feed.present else function(step)
@@ -218,6 +217,7 @@ class Engine:
             if not self._another_try(error, step):
                 raise
             log.info("taskd: step %d was interrupted: %s", step, error)
+            self._take_back(step)
             self._come_together(complete=False)
         else:
             if self._step == step:
@@ -250,35 +250,61 @@ class Engine:
         return self._watch.ask_again(Trouble(generation, self._rank, step, what, place), RAISE_LIMIT_S)
 
     def _before_update(self, *_: object) -> None:
-        """Vote, once a step: nothing is changed before every rank holds its gradient."""
-        if self._voted or not self._entered:
-            return
+        """Vote: no optimizer changes anything before every rank holds its whole gradient.
+
+        With several optimizers each has its vote, and a step that does not get to the last one is taken back:
+        what the next one computes may need the others again.
+        """
         step = self._step
+        if not self._entered or self._attempted != step:
+            return
         own = self._own.capture(self._objects, self._feed.place())
-        self._slot.write(step, AT_VOTE, own)
-        self._worker.voted(step)
+        last = self._updated == self._optimizers - 1
+        if not self._updated and self._optimizers > 1:
+            self._undo = {name: deepcopy(thing.state_dict()) for name, thing in self._objects.items()}
         try:
-            if self._buddy is not None:
-                self._buddy.swap(step, AT_VOTE, own)
+            self._keeping.before_vote(step, own)
+            if last:
+                self._worker.voted(step)
             dist.all_reduce(self._ballot)
         except Exception as error:
             if not self._another_try(error, step):
                 raise
             log.info("taskd: the vote of step %d was interrupted: %s", step, error)
-            if self._come_together(complete=True).target == step:
+            if not last:
+                self._take_back(step)
+            if self._come_together(complete=last).target == step:
                 raise Replay from error
         self._voted = True
 
     def _after_update(self, *_: object) -> None:
         """Count the step when the last registered optimizer is done."""
         self._updated += 1
-        optimizers = sum(isinstance(thing, torch.optim.Optimizer) for thing in self._objects.values())
-        if self._updated == optimizers:
+        if self._updated == self._optimizers and self._attempted == self._step:
             self._commit(self._step)
+
+    @property
+    def _optimizers(self) -> int:
+        return sum(isinstance(thing, torch.optim.Optimizer) for thing in self._objects.values())
+
+    def _take_back(self, step: int) -> None:
+        """Bring the state back to the beginning of a step that was interrupted within its updates."""
+        if self._step > step or not self._voted:
+            return
+        self._voted = False
+        if self._undo is None:
+            # An update that failed halfway: what it left is of no use, a replica has better.
+            self._has_state = False
+            return
+        for name, state in self._undo.items():
+            self._objects[name].load_state_dict(state)
+        self._undo = None
 
     def _commit(self, step: int) -> None:
         self._step = step + 1
+        self._undo = None
         self._worker.done(step)
+        self._keeping.committed(step + 1, self._objects)
 
     # --- coming together ---------------------------------------------------------------------------------
 
@@ -293,7 +319,14 @@ class Engine:
             self._leave()
             store = self._open_store() if leader == self._rank else ""
             standing = Standing(
-                generation, self._rank, self._has_state, self._step, complete, store, self._layout
+                generation,
+                self._rank,
+                self._has_state,
+                self._step,
+                complete,
+                store,
+                self._layout,
+                self._keeping.copies(),
             )
             try:
                 regroup = self._watch.stand(standing, STAND_LIMIT_S)
@@ -361,8 +394,8 @@ class Engine:
 
     def _get_acquainted(self) -> None:
         self._layout = gather_parts(self._part, self._world)
-        if self._buddy is not None:
-            self._buddy.agree(len(self._own.capture(self._objects, self._feed.place())))
+        own = self._own.capture(self._objects, self._feed.place())
+        self._keeping.agree(self._layout, len(own), self._step, self._objects)
 
     def _restore(self, feed: Feed, start: int) -> bool:
         """At the top of the agreed step, give state to those who need it; False if that was interrupted."""
@@ -391,16 +424,14 @@ class Engine:
         """Show what is here, compute who gives what to whom, and do this rank's part of it."""
         target = regroup.target
         receives = self._rank in regroup.receivers
-        entries = self._inherited if self._newcomer and not self._has_state else self._slot.read()
-        owns = {self._rank: find_own(entries, target)}
-        if self._buddy is not None:
-            owns[self._buddy.owner] = find_own(self._buddy.entries(), target)
+        owns = self._keeping.owns(target)
         offer = Offer(
             self._rank,
             self._part,
             holds=not receives,
             digest=0 if receives else fingerprint(self._objects),
             needs_own=receives,
+            snapshots=self._keeping.whole_copies(target, regroup.receivers),
             own=tuple(rank for rank, own in owns.items() if own is not None),
         )
         offers, begun = gather_offers(offer, start if self._has_state else -1, self._world)
@@ -415,7 +446,7 @@ class Engine:
             if move.kind is Kind.OWN:
                 own = self._move_own(move, owns, own)
             else:
-                received |= self._move_state(move)
+                received |= self._move_state(move, target)
         if received:
             self._take_place(regroup, feed, begun if begun >= 0 else start, own)
 
@@ -428,14 +459,21 @@ class Engine:
             return receive_own(move.source)
         return mine
 
-    def _move_state(self, move: Transfer) -> bool:
+    def _move_state(self, move: Transfer, step: int) -> bool:
         """Send or receive a state; True if this rank has received one."""
-        if self._rank == move.source:
+        gives, gets = self._rank == move.source, self._rank == move.receiver
+        if move.kind is Kind.SNAPSHOT:
+            if gives and gets:
+                self._keeping.load_copy(move.owner, step, self._objects)
+            elif gives:
+                self._keeping.send_copy(move.owner, step, move.receiver)
+            elif gets:
+                self._keeping.receive_copy(step, move.source, self._objects)
+        elif gives:
             send_state(self._objects, move.receiver)
-        elif self._rank == move.receiver:
+        elif gets:
             receive_state(self._objects, move.source)
-            return True
-        return False
+        return gets
 
     def _take_place(self, regroup: Regroup, feed: Feed, start: int, own: Own | None) -> None:
         """Be the rank at the agreed step: its number, its random numbers, its place in the data."""
@@ -448,20 +486,9 @@ class Engine:
                 feed.batch(target)  # drawn before the state was taken, so it must not draw from it again
         self._step = target
         self._has_state = True
+        self._keeping.settled_in()
         if own is not None:
             self._own.restore(self._objects, own.payload)
-
-
-def _find_buddy(rank: int, world: int) -> Buddy | None:
-    """Return the exchange with a neighbour on another node; None where all ranks share one memory."""
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    shm_dir = os.environ.get("TASKD_SHM_DIR", "")
-    if local_world >= world or not shm_dir:
-        return None
-    if world % local_world:
-        log.warning("taskd: nodes of different sizes; what a rank alone has is lost with its node")
-        return None
-    return Buddy(rank, world, local_world, shm_dir)
 
 
 def _patience(error: Exception) -> float:

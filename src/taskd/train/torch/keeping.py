@@ -1,0 +1,168 @@
+"""What outlives a training process: its own small state, and snapshots of the rest where no replica has it.
+
+Three places, from near to far: the rank's slot in the node's shared memory (own state, at the start and at
+the vote of every step), its snapshots beside it (the registered state, if this rank is the only one that has
+its part), and a buddy on another node who keeps a copy of both. What was committed is always in all places
+that this rank uses: the vote of a step passes only when the state before it is kept everywhere.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from taskd.train.torch import snapshots
+from taskd.train.torch.buddies import Buddy, kept_path
+from taskd.train.torch.restoring import AT_VOTE, Own, find_own
+from taskd.train.torch.slots import Slot, read_entries
+
+TAG = 7803
+
+log = logging.getLogger("taskd")
+
+
+class Keeping:
+    """One rank's places."""
+
+    def __init__(self, rank: int, world: int, slot_path: str, shm_dir: str, *, newcomer: bool) -> None:
+        """Take the rank's slot over. What the process before left is read first."""
+        self._rank = rank
+        self._world = world
+        self._inherited = read_entries(slot_path) if newcomer else []
+        self._slot = Slot(slot_path, create=True)
+        self._snapshot_path = f"{slot_path}.snap"
+        self._snapshot: snapshots.Snapshot | None = None
+        self._buddy = _find_buddy(rank, world, shm_dir)
+        self._kept_snapshot = f"{kept_path(shm_dir, self._buddy.owner)}.snap" if self._buddy else ""
+        if not newcomer:
+            snapshots.remove(self._snapshot_path)
+
+    # --- in every step -----------------------------------------------------------------------------------
+
+    def note(self, step: int, kind: int, own: bytes) -> None:
+        """Keep the rank's own state."""
+        self._slot.write(step, kind, own)
+
+    def before_vote(self, step: int, own: bytes) -> None:
+        """See that all that was committed so far is kept, here and at the buddy, and keep the own state."""
+        self._slot.write(step, AT_VOTE, own)
+        if self._snapshot is not None:
+            self._snapshot.settle()
+            self._snapshot.wait()
+        if self._buddy is not None:
+            self._buddy.swap(step, AT_VOTE, own)
+            if self._snapshot is not None:
+                self._swap_snapshots(step)
+
+    def committed(self, step: int, objects: Mapping[str, Any]) -> None:
+        """Begin a snapshot of the state of which ``step`` steps are part; it is done by the next vote."""
+        if self._snapshot is not None:
+            self._snapshot.take(step, objects)
+
+    # --- when a group stands -----------------------------------------------------------------------------
+
+    def agree(self, layout: tuple[str, ...], own_bytes: int, step: int, objects: Mapping[str, Any]) -> None:
+        """Agree with all ranks on what is kept.
+
+        One rank without a replica is enough to make all keep snapshots: when its last one was not finished,
+        everybody has to go back to the one before.
+        """
+        if self._buddy is not None:
+            self._buddy.agree(own_bytes)
+        if min(Counter(layout).values()) > 1 or self._world == 1:
+            return
+        if self._snapshot is None:
+            self._snapshot = snapshots.Snapshot(self._snapshot_path, create=True)
+        self._snapshot.take(step, objects)
+        self._snapshot.settle()
+
+    # --- in a recovery -----------------------------------------------------------------------------------
+
+    def copies(self) -> tuple[tuple[int, int], ...]:
+        """Return the (rank, step) of which there is a snapshot here; their content was not looked at."""
+        found = [(self._rank, step) for step in snapshots.versions(self._snapshot_path)]
+        if self._buddy is not None:
+            found += [(self._buddy.owner, step) for step in snapshots.versions(self._kept_snapshot)]
+        return tuple(found)
+
+    def whole_copies(self, step: int, wanted: Iterable[int]) -> tuple[int, ...]:
+        """Return the ranks among the wanted of whose step there is a whole snapshot here."""
+        return tuple(rank for rank in wanted if (rank, step) in self.copies() and self._is_whole(rank, step))
+
+    def owns(self, step: int) -> dict[int, Own | None]:
+        """Return whose own state for a step is here."""
+        found = {self._rank: find_own(self._inherited or self._slot.read(), step)}
+        if self._buddy is not None:
+            found[self._buddy.owner] = find_own(self._buddy.entries(), step)
+        return found
+
+    def settled_in(self) -> None:
+        """This process has its place; what its predecessor left is of no use any more."""
+        self._inherited = []
+
+    def load_copy(self, owner: int, step: int, objects: Mapping[str, Any]) -> None:
+        """Load a snapshot that is here."""
+        snapshots.load(self._path_of(owner), step, objects)
+
+    def send_copy(self, owner: int, step: int, to: int) -> None:
+        """Send a snapshot that is here to a rank that is elsewhere."""
+        data = snapshots.export(self._path_of(owner), step)
+        dist.send(torch.tensor([data.numel()]), to, tag=TAG)
+        dist.send(data, to, tag=TAG)
+
+    def receive_copy(self, step: int, source: int, objects: Mapping[str, Any]) -> None:
+        """Receive a snapshot and load it."""
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, source, tag=TAG)
+        data = torch.empty(int(length.item()), dtype=torch.uint8)
+        dist.recv(data, source, tag=TAG)
+        snapshots.import_bytes(self._snapshot_path, data)
+        snapshots.load(self._snapshot_path, step, objects)
+
+    def _is_whole(self, rank: int, step: int) -> bool:
+        try:
+            snapshots.verify(self._path_of(rank), step)
+        except snapshots.SnapshotDamaged as damage:
+            log.warning("taskd: %s; another source is looked for", damage)
+            return False
+        return True
+
+    def _path_of(self, owner: int) -> str:
+        return self._snapshot_path if owner == self._rank else self._kept_snapshot
+
+    def _swap_snapshots(self, step: int) -> None:
+        """Give the last snapshot to the buddy and keep the neighbour's."""
+        buddy = self._buddy
+        if buddy is None:
+            return
+        have = step in snapshots.versions(self._snapshot_path)
+        mine = snapshots.export(self._snapshot_path, step) if have else torch.empty(0, dtype=torch.uint8)
+        length = torch.zeros(1, dtype=torch.int64)
+        _swap(torch.tensor([mine.numel()]), buddy.to, length, buddy.owner)
+        theirs = torch.empty(int(length.item()), dtype=torch.uint8)
+        _swap(mine, buddy.to, theirs, buddy.owner)
+        if theirs.numel():
+            snapshots.import_bytes(self._kept_snapshot, theirs)
+
+
+def _swap(out: torch.Tensor, to: int, into: torch.Tensor, source: int) -> None:
+    work = [dist.isend(out, to, tag=TAG) if out.numel() else None]
+    work.append(dist.irecv(into, source, tag=TAG) if into.numel() else None)
+    for each in work:
+        if each is not None:
+            each.wait()
+
+
+def _find_buddy(rank: int, world: int, shm_dir: str) -> Buddy | None:
+    """Return the exchange with a neighbour on another node; None where all ranks share one memory."""
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if local_world >= world or not shm_dir:
+        return None
+    if world % local_world:
+        log.warning("taskd: nodes of different sizes; what a rank alone has is lost with its node")
+        return None
+    return Buddy(rank, world, local_world, shm_dir)

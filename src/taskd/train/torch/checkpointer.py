@@ -7,6 +7,7 @@ goes on: a full disk is no reason to lose the run.
 A dump is the opposite: nothing trains any more, so the state is written from where it is, at once.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -142,9 +143,15 @@ class Checkpointer:
         return rank is not None
 
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
-        """Finish the last write; call it when the loop is over."""
+        """Finish the last write; call it when the loop is over.
+
+        The first rank sees the checkpoint published; the others go when their own parts are written.
+        """
         thread = self._thread
         if thread is not None:
+            if self._rank != 0:
+                self._waiting.wait(limit_s)
+                self._given_up.set()
             thread.join(limit_s)
             if thread.is_alive():
                 log.warning("taskd: the last checkpoint was not written within %.0f s", limit_s)
@@ -192,11 +199,13 @@ class Checkpointer:
                     self._finish(round_)
                 else:
                     self._await_end(round_)
-            self._say_left_out()
         except RoundIncomplete as error:
             log.warning("taskd: no checkpoint at step %d: %s", round_.step, error)
         except Exception as error:  # noqa: BLE001 - the training goes on
             self._tell(round_.step, error)
+        finally:
+            self._waiting.set()
+            self._say_left_out()
 
     def _add_parts(self, round_: Round, shard: Capture | None, rank: Capture | None) -> None:
         if rank is None:
@@ -230,7 +239,7 @@ class Checkpointer:
     def _say_left_out(self) -> None:
         """Tell those who wait for this rank's parts of a round that it left out."""
         while self._left_out:
-            with self._left_out.pop() as round_:
+            with contextlib.suppress(OSError), self._left_out.pop() as round_:
                 round_.skip(self._rank)
 
     def _tell(self, step: int, error: Exception) -> None:

@@ -64,7 +64,7 @@ def prepare(root: str | os.PathLike[str]) -> Path:
         raise NotADirectoryError(f"checkpoints go into a directory, but {path} is a file")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()  # noqa: SIM115 - only whether it can be made
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise type(error)(
             error.errno, f"checkpoints cannot be written: {error.strerror}", str(path)

@@ -32,7 +32,7 @@ import torch
 
 from taskd.train.torch.exchange import _buffer, _bytes_of, _Pickler, _Shape, _shape, _Unpickler
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 16 * 2**20  # a part of the format: another length makes other checksums
 READ_BYTES = 2 * 2**20  # stays in a core's cache until its checksum is taken
 THREADS = 2
 AHEAD = 4  # blocks whose checksum may be outstanding

@@ -468,3 +468,37 @@ def test_this_machine_answers() -> None:
     assert all(machine.count_devices(kind) >= 0 for kind in DeviceKind)
     assert machine.exists(__file__)
     assert machine.new_id() != machine.new_id()
+
+
+# --- limits of a hang, and the reference's variables -------------------------------------------------------
+
+
+def test_limits_of_a_hang() -> None:
+    """By flags, or by variables."""
+    spec = parse("--hang-floor", "5", "--hang-ceiling", "60")
+    assert (5.0, 60.0) == (spec.hang_floor_s, spec.hang_ceiling_s)
+    spec = parse(machine=make_machine({"TASKD_HANG_FLOOR": "7"}))
+    assert 7.0 == spec.hang_floor_s
+
+
+def test_a_wrong_limit_of_a_hang_is_named() -> None:
+    """The flag or the variable, and the rule."""
+    assert "--hang-floor 0: it must be a number of seconds above 0" == complaint("--hang-floor", "0")
+    assert "--hang-ceiling 3: it must not be below the floor" in complaint(
+        "--hang-floor", "5", "--hang-ceiling", "3"
+    )
+    assert "TASKD_HANG_FLOOR=soon" in complaint(machine=make_machine({"TASKD_HANG_FLOOR": "soon"}))
+
+
+def test_s3_12_a_wrong_operator_retry_ends_the_launch() -> None:
+    """HCCL would read it differently, and only when a link breaks."""
+    wrong = make_machine({"HCCL_OP_RETRY_ENABLE": "on"})
+    assert "HCCL_OP_RETRY_ENABLE=on in the environment" in complaint(machine=wrong)
+
+
+def test_s3_13_memory_errors_join_the_schedule() -> None:
+    """The variable and a file of faults go together; a rank that does not exist is refused."""
+    machine = make_machine({"RAISE_UCE_ERROR_STEP_AND_RANK": "{3:1}"})
+    spec = parse("--nproc-per-node", "2", "--faults", "faults", machine=machine)
+    assert [FaultKind.KILL, FaultKind.UCE] == [fault.kind for fault in spec.faults]
+    assert "rank 1 does not exist" in complaint(machine=machine)

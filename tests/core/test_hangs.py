@@ -1,15 +1,31 @@
-"""Who hangs, and who only waits."""
+"""How long a rank may be silent is learned from the job; floor and ceiling are the user's."""
 
-from taskd.core.hangs import SILENT_FLOOR_S, HangWatch, Sight
+import pytest
+
+from taskd.core.hangs import (
+    CEILING_S,
+    FLOOR_S,
+    LONG_FLOORS,
+    SILENT_STEPS,
+    HangLimitError,
+    HangWatch,
+    Sight,
+    parse_limits,
+)
+from taskd.core.testimony import Place
+
+
+def in_step(step: int, at: float, *, done_at: float = 0.0, stopped: bool = False) -> Sight:
+    """A rank that has begun a step at a time."""
+    return Sight(step - 1, done_at, step, Place.IN_STEP, at, stopped)
 
 
 def paced(watch: HangWatch, ranks: int, steps: int, pace: float) -> float:
-    """Let ranks step at a pace; returns the time afterwards."""
-    now = 0.0
-    for step in range(steps):
-        now = step * pace
-        watch.look(now, {rank: Sight(step, 2 * step, stopped=False) for rank in range(ranks)})
-    return now
+    """Let ranks step at a pace; returns when they began the step that they are in."""
+    for step in range(steps + 1):
+        at = step * pace
+        watch.look(at, {rank: in_step(step, at, done_at=at) for rank in range(ranks)})
+    return steps * pace
 
 
 def test_a_stopped_rank_is_named_within_a_few_steps() -> None:
@@ -17,10 +33,10 @@ def test_a_stopped_rank_is_named_within_a_few_steps() -> None:
     watch = HangWatch()
     now = paced(watch, 4, 20, 0.2)
 
-    sights = {rank: Sight(19, 38, stopped=rank == 1) for rank in range(4)}
-    assert {} == watch.look(now + 0.1, sights)
-    assert {} == watch.look(now + 0.5, sights)
-    assert [1] == list(watch.look(now + 0.8, sights))
+    sights = {rank: in_step(20, now, done_at=now, stopped=rank == 1) for rank in range(4)}
+    assert {} == watch.look(now + 0.1, sights).stopped
+    assert {} == watch.look(now + 0.5, sights).stopped
+    assert [1] == list(watch.look(now + 0.8, sights).stopped)
 
 
 def test_a_rank_that_goes_on_is_forgiven() -> None:
@@ -28,30 +44,116 @@ def test_a_rank_that_goes_on_is_forgiven() -> None:
     watch = HangWatch()
     now = paced(watch, 2, 20, 0.2)
 
-    watch.look(now + 0.1, {0: Sight(19, 38, stopped=True), 1: Sight(19, 38, stopped=False)})
-    watch.look(now + 0.5, {0: Sight(19, 38, stopped=False), 1: Sight(19, 38, stopped=False)})
-    assert {} == watch.look(now + 0.9, {0: Sight(19, 38, stopped=True), 1: Sight(19, 38, stopped=False)})
+    def look(at: float, *, stopped: bool) -> list[int]:
+        sights = {0: in_step(20, now, stopped=stopped), 1: in_step(20, now)}
+        return list(watch.look(at, sights).stopped)
+
+    look(now + 0.1, stopped=True)
+    look(now + 0.5, stopped=False)
+    assert [] == look(now + 0.9, stopped=True)
 
 
-def test_the_one_who_is_behind_is_to_blame_after_the_long_limit() -> None:
-    """The others have voted and wait for it; a checkpoint of half a minute is not a hang."""
+def test_ranks_are_asked_after_the_floor_where_steps_are_short() -> None:
+    """Ten steps of a tenth of a second are less than the floor; nobody is asked before it."""
     watch = HangWatch()
     now = paced(watch, 3, 20, 0.1)
+    sights = {rank: in_step(20, now, done_at=now) for rank in range(3)}
 
-    sights = {
-        0: Sight(19, 39, stopped=False),
-        1: Sight(19, 38, stopped=False),
-        2: Sight(19, 39, stopped=False),
-    }
-    assert {} == watch.look(now + 0.1, sights)
-    assert {} == watch.look(now + SILENT_FLOOR_S / 2, sights)
-    assert [1] == list(watch.look(now + SILENT_FLOOR_S + 0.2, sights))
+    assert {} == watch.look(now + FLOOR_S - 1, sights).silences
+    silences = watch.look(now + FLOOR_S + 1, sights).silences
+
+    assert [0, 1, 2] == list(silences)
+    assert (FLOOR_S, LONG_FLOORS * FLOOR_S) == (silences[1].patience_s, silences[1].long_s)
 
 
-def test_nobody_is_blamed_when_all_stand_at_the_same_place() -> None:
-    """All wait for somebody who is not on this node, or for a file."""
+def test_the_limit_follows_the_longest_step_of_late() -> None:
+    """A job whose steps take a minute is given ten of them."""
     watch = HangWatch()
-    now = paced(watch, 3, 20, 0.1)
+    now = paced(watch, 2, 5, 60.0)
+    sights = {rank: in_step(5, now, done_at=now) for rank in range(2)}
 
-    same = {rank: Sight(19, 38, stopped=False) for rank in range(3)}
-    assert {} == watch.look(now + 10 * SILENT_FLOOR_S, same)
+    assert {} == watch.look(now + 9 * 60, sights).silences
+    assert SILENT_STEPS * 60 == pytest.approx(watch.look(now + 601, sights).silences[0].patience_s)
+
+
+def test_the_first_step_has_until_the_ceiling() -> None:
+    """Before anybody has seen a step, there is nothing to learn from."""
+    watch = HangWatch()
+    sights = {0: Sight(-1, 0.0, 0, Place.IN_STEP, 0.0), 1: Sight(-1, 0.0, 0, Place.IN_STEP, 0.0)}
+
+    assert {} == watch.look(CEILING_S - 1, sights).silences
+    assert CEILING_S == watch.look(CEILING_S + 1, sights).silences[0].patience_s
+
+
+def test_a_replacement_in_its_first_step_is_measured_by_the_job_s_steps() -> None:
+    """Three floors instead of the ceiling: a rank that hangs again is found in reasonable time."""
+    watch = HangWatch(floor_s=10.0)
+    now = paced(watch, 2, 20, 0.1)
+    watch.forget(1)
+
+    sights = {0: in_step(20, now, done_at=now), 1: Sight(-1, now, 20, Place.IN_STEP, now)}
+    assert 30.0 == watch.look(now + 11, sights).silences[1].patience_s
+
+
+def test_between_two_steps_there_is_time_for_a_checkpoint() -> None:
+    """The first one comes unannounced; a long one that was seen counts twenty times."""
+    watch = HangWatch(floor_s=10.0)
+    now = paced(watch, 2, 20, 0.1)
+
+    def saving(step: int, since: float) -> dict[int, Sight]:
+        """Rank 0 saves before a step while rank 1 is in it."""
+        return {
+            0: Sight(step - 1, since, step - 1, Place.BETWEEN, since),
+            1: in_step(step, since, done_at=since),
+        }
+
+    assert 200.0 == watch.look(now + 11, saving(21, now)).silences[0].patience_s
+    later = now + 40.0
+    watch.look(later, {0: in_step(21, later, done_at=now), 1: in_step(21, now, done_at=now)})
+    assert 800.0 == pytest.approx(watch.look(later + 50, saving(22, later)).silences[0].patience_s)
+
+
+def test_nothing_is_above_the_ceiling() -> None:
+    """Whatever was learned."""
+    watch = HangWatch(floor_s=10.0, ceiling_s=100.0)
+    now = paced(watch, 1, 5, 60.0)
+
+    silence = watch.look(now + 101, {0: in_step(5, now, done_at=now)}).silences[0]
+    assert (100.0, 100.0) == (silence.patience_s, silence.long_s)
+
+
+@pytest.mark.parametrize(
+    ("floor", "ceiling", "expected"),
+    [
+        (None, None, (FLOOR_S, CEILING_S)),
+        ("2.5", None, (2.5, CEILING_S)),
+        ("5000", None, (5000.0, 5000.0)),
+        (None, "10", (10.0, 10.0)),
+        ("1", "1", (1.0, 1.0)),
+    ],
+)
+def test_limits_that_the_user_sets(
+    floor: str | None, ceiling: str | None, expected: tuple[float, float]
+) -> None:
+    """One of them alone moves the other where it must."""
+    assert expected == parse_limits(floor, ceiling)
+
+
+@pytest.mark.parametrize(
+    ("floor", "ceiling", "which"),
+    [
+        ("0", None, "floor"),
+        ("-1", None, "floor"),
+        ("nan", None, "floor"),
+        ("soon", None, "floor"),
+        (None, "inf", "ceiling"),
+        ("", None, "floor"),
+        ("20", "10", "ceiling"),
+    ],
+)
+def test_limits_that_cannot_be_meant(floor: str | None, ceiling: str | None, which: str) -> None:
+    """The error names which of the two."""
+    with pytest.raises(HangLimitError) as caught:
+        parse_limits(floor, ceiling)
+
+    assert which == caught.value.which

@@ -1,7 +1,7 @@
 """A small DDP run for recovery tests: dropout, batch norm, clipping, a scheduler, several buckets.
 
 It writes every committed step to a ledger. ``--die POINT:RANK:STEP`` makes one rank kill itself at a point
-inside a step, in the first process of that rank only.
+inside a step, in the first process of that rank only; ``--hang HOW:RANK:STEP`` makes it do nothing for ever.
 """
 
 import argparse
@@ -27,6 +27,7 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--fail-at", type=int, default=-1, help="rank 1 fails at this step, every time")
 parser.add_argument("--die", action="append", default=[])
+parser.add_argument("--hang", action="append", default=[], help="HOW:RANK:STEP; rank -1 is every rank")
 args = parser.parse_args()
 
 faulthandler.register(signal.SIGUSR1)  # a test that hangs can be asked where
@@ -41,6 +42,36 @@ def die_at(point: str) -> None:
     """Be killed here, if this is the place."""
     if (point, at_step) in deaths:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep_for_ever() -> None:
+    """Hang with the interpreter free."""
+    while True:
+        time.sleep(3600)
+
+
+def spin_for_ever() -> None:
+    """Hang with a processor in use."""
+    while True:
+        pass
+
+
+def wait_for_nothing() -> None:
+    """Wait for a message that nobody sends: with all ranks here, all stand in the same collective."""
+    dist.recv(torch.zeros(1), src=(job.rank + 1) % job.world_size)
+
+
+HANGS = {"sleep": sleep_for_ever, "spin": spin_for_ever, "recv": wait_for_nothing}
+hangs = [plan.split(":") for plan in args.hang]
+
+
+def hang_at(step: int) -> None:
+    """Hang here, if this is the place; not again in a step that is tried again."""
+    for plan in list(hangs):
+        how, rank, at = plan
+        if int(at) == step and int(rank) in (job.rank, -1) and not newcomer:
+            hangs.remove(plan)
+            HANGS[how]()
 
 
 def dying_at(point: str) -> Callable[..., None]:
@@ -89,6 +120,7 @@ def train_step(step: int) -> float:
     global at_step  # noqa: PLW0603 - for the hooks
     at_step = step
     die_at("before")
+    hang_at(step)
     if args.fail_at == step and job.rank == 1:
         raise ValueError("this step cannot be done")
     generator = torch.Generator().manual_seed(1000 * step + job.rank)

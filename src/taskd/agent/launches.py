@@ -9,7 +9,16 @@ from string import Template
 
 from taskd.agent.config import AgentConfig
 from taskd.agent.nursery import WorkerLaunch
-from taskd.core.launch import LaunchSpec, NodePlace, Plan, Program, ScheduledFault, compute_worker_env
+from taskd.core.hccl import watchdogs_of_taskd
+from taskd.core.launch import (
+    DEFAULT_STRATEGIES,
+    LaunchSpec,
+    NodePlace,
+    Plan,
+    Program,
+    ScheduledFault,
+    compute_worker_env,
+)
 
 STDOUT, STDERR = 1, 2
 EVERY = -1
@@ -23,6 +32,9 @@ def base_env(spec: LaunchSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     process whose variables differ is of no use.
     """
     env = {key: value for key, value in inherited.items() if not key.startswith("TASKD_ROLE")}
+    strategies = spec.recover_strategies or DEFAULT_STRATEGIES
+    # For a script that joins; any other one keeps torchrun's setting.
+    env["TASKD_WATCHDOGS"] = ",".join(watchdogs_of_taskd(inherited, strategies))
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if spec.local_world > 1:
         # torchrun's rule: many processes on one node would each take every core.

@@ -34,6 +34,7 @@ from taskd.agent.launches import (
 from taskd.agent.ledger import Ledger
 from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
 from taskd.agent.uplink import Uplink
+from taskd.agent.witnesses import Witness, Witnesses, clear_answers, describe_mute, last_words
 from taskd.core import node as machine
 from taskd.core.exits import Exit, ExitCode
 from taskd.core.hangs import HangWatch, Sight
@@ -72,6 +73,7 @@ from taskd.core.node import (
     TellStopped,
     Ticked,
 )
+from taskd.core.testimony import Statement
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.kit.machine import boot_id, find_free_port, is_paused, is_stopped, remove_tree
@@ -94,6 +96,7 @@ class _Birth:
     files: RankFiles
     ended: bool = False
     hung: str = ""
+    stack: str = ""
 
 
 class Agent:
@@ -123,7 +126,9 @@ class Agent:
         self._births: dict[int, _Birth] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
-        self._hangs = HangWatch()
+        self._hangs = HangWatch(config.spec.hang_floor_s, config.spec.hang_ceiling_s)
+        self._witnesses = Witnesses()
+        self._testimonies: tuple[Statement, ...] = ()
         self._said_alone = False
         self._failed_since = time.monotonic()
         self._answer_limit_s = answer_limit_s(os.environ)
@@ -274,17 +279,31 @@ class Agent:
             self._apply(OrderReceived(now, Finish("alone", ExitCode.NODES_MISSING, why)))
 
     def _end_hung(self, now: float) -> None:
-        """End a rank that hangs, where a recovery from memory can replace it."""
+        """End a rank that was stopped; let silent ones say where they are, so that one can be named.
+
+        Only where a recovery from memory can replace them. Who holds up a job of several nodes is not to be
+        seen from one of them, so that is the manager's to say.
+        """
         sights: dict[int, Sight] = {}
+        witnesses: dict[int, Witness] = {}
         for rank, view in self._state.workers.items():
             page = self._pages.get(rank)
             seen = page.read() if page is not None and view.state.alive and view.pid else None
-            if seen is not None and seen.state is BeatState.READY:
-                mark = 2 * seen.steps_done + (seen.voted > seen.step)
-                sights[rank] = Sight(seen.step, mark, is_stopped(view.pid))
-        for rank, why in self._hangs.look(now, sights).items():
+            if page is None or seen is None or seen.state is not BeatState.READY:
+                continue
+            stopped = is_stopped(view.pid)
+            changed, moved = seen.changed_ns / 1e9, seen.moved_ns / 1e9
+            sights[rank] = Sight(seen.step, changed, seen.begun, seen.place, moved, stopped)
+            files = self._births[rank].files
+            witnesses[rank] = Witness(view.pid, page, files.page, files.directory, seen)
+        look = self._hangs.look(now, sights)
+        self._testimonies = self._witnesses.hear(now, look.silences, witnesses)
+        for rank, why in look.stopped.items():
+            birth = self._births[rank]
+            kept = describe_mute(self._state.workers[rank].pid, birth.files.directory)
+            birth.hung = f"{why}; what the kernel says of it is in {kept.file}" if kept.file else why
+            birth.stack = kept.stack
             self._log.warning("hung", rank=rank, why=why)
-            self._births[rank].hung = why
             self._hangs.forget(rank)
             self._nursery.signal(self._state.workers[rank].pid, SIGKILL)
 
@@ -297,6 +316,7 @@ class Agent:
             tuple(rank for rank, (_, joined) in progress.items() if joined),
             tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
             tuple(rank for rank in alive if self._is_ready(rank)),
+            self._testimonies,
         )
         self._uplink.beat(beat)
 
@@ -397,6 +417,7 @@ class Agent:
         Path(self._config.shm_dir).mkdir(parents=True, exist_ok=True)
         self._births[rank] = _Birth(plan.generation, time.monotonic(), files)
         self._hangs.forget(rank)
+        clear_answers(files.page)
         if not newcomer:
             # What a rank kept for its replacement belongs to the run that ends here.
             Path(files.slot).unlink(missing_ok=True)
@@ -426,6 +447,10 @@ class Agent:
         view = page.read() if page is not None else None
         for path in (files.stdout, files.stderr):
             self._console.unfollow(path)
+        words = last_words(files.page)
+        if words is not None and not birth.hung:
+            birth.hung = f"it did not come out of {words.call} to recover; stack in {words.file}"
+            birth.stack = words.stack
         report = WorkerExited(
             generation=self._state.generation,
             rank=rank,
@@ -439,6 +464,7 @@ class Agent:
             error=birth.hung or (error.message if error else ""),
             place=error.place if error else "",
             log=files.directory,
+            stack=birth.stack,
         )
         self._apply(ProcessExited(time.monotonic(), report))
 

@@ -18,6 +18,8 @@ from taskd.cli.errors import FlagError
 from taskd.cli.flagtable import WITHOUT_EFFECT, Given, read_flags
 from taskd.cli.machine import DeviceKind, Machine
 from taskd.core.faultfile import FaultFileError, parse_faults
+from taskd.core.hangs import HangLimitError
+from taskd.core.hccl import VariableError
 from taskd.core.launch import (
     DEFAULT_MAX_RESTARTS,
     DEFAULT_MONITOR_INTERVAL_S,
@@ -29,6 +31,7 @@ from taskd.core.launch import (
     ProgramKind,
     ScheduledFault,
 )
+from taskd.core.variables import read_variables
 
 __all__ = ["FlagError", "RunRequest", "parse_run"]
 
@@ -82,6 +85,7 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
     spec = _parse_rdzv_conf(spec, given, notes)
     spec = _parse_nodes(spec, given, machine, notes)
     spec = replace(spec, faults=_parse_fault_file(spec, given, machine))
+    spec = _parse_variables(spec, given, machine)
     spec = replace(spec, job=_choose_job_name(spec, given))
     _check_start_method(given)
     notes.extend(f"--{name} has no effect with TaskD" for name in WITHOUT_EFFECT if given.has(name))
@@ -353,6 +357,22 @@ def _parse_fault_file(spec: LaunchSpec, given: Given, machine: Machine) -> tuple
     except OSError as error:
         raise FlagError(f"faults file {path} cannot be read ({error.strerror}); check --faults") from error
     return faults
+
+
+def _parse_variables(spec: LaunchSpec, given: Given, machine: Machine) -> LaunchSpec:
+    floor, ceiling = given.text("hang-floor"), given.text("hang-ceiling")
+    try:
+        found = read_variables(machine.env, spec.max_nodes * spec.local_world, floor, ceiling)
+    except HangLimitError as error:
+        raise given.complain(f"hang-{error.which}", str(error)) from error
+    except VariableError as error:
+        raise FlagError(str(error)) from error
+    return replace(
+        spec,
+        faults=(*spec.faults, *found.faults),
+        hang_floor_s=found.hang_floor_s,
+        hang_ceiling_s=found.hang_ceiling_s,
+    )
 
 
 def _check_victim(fault: ScheduledFault, spec: LaunchSpec) -> None:

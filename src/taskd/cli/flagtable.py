@@ -88,6 +88,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag("spare-nodes", "keep N more nodes of this machine for lost ones", "N", from_env=False, group=_OWN),
     Flag("faults", "schedule of faults to inject, JSON lines", "FILE", from_env=False, group=_OWN),
     Flag("keep-trying", "go on when the same failure keeps coming back", from_env=False, group=_OWN),
+    Flag(
+        "hang-floor",
+        "least seconds of silence in a step before a rank counts as hanging (default 30)",
+        "S",
+        from_env=False,
+        group=_OWN,
+    ),
+    Flag("hang-ceiling", "most seconds, whatever was learned (1800)", "S", from_env=False, group=_OWN),
     Flag("job", "name of the job for the other commands", "NAME", from_env=False, group=_OWN),
     Flag(
         "manager-port",

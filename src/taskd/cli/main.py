@@ -110,7 +110,7 @@ def stop(job: JobArgument = None) -> Work:
 
 @app.command()
 def inject(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="kill, hang, raise or exit.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="kill, hang, raise, exit, uce or network.")],
     job: JobArgument = None,
     *,
     rank: Annotated[int | None, typer.Option(metavar="N", help="Break this rank.")] = None,

@@ -20,8 +20,9 @@ from taskd.core.launch import FaultKind, ScheduledFault
 ROLES = ("manager", "proxy", "agent")
 MAX_EXIT_CODE = 255
 
-# Only training code can raise or choose its exit code; a node or a role can be killed or stopped.
-KINDS_FOR_RANKS_ONLY = frozenset({FaultKind.RAISE, FaultKind.EXIT})
+# Only training code can raise, choose its exit code, or lose tensors and connections;
+# a node or a role can be killed or stopped.
+KINDS_FOR_RANKS_ONLY = frozenset({FaultKind.RAISE, FaultKind.EXIT, FaultKind.UCE, FaultKind.NETWORK})
 
 _KEYS = ("step", "kind", "rank", "node", "role", "code")
 _VICTIMS = ("rank", "node", "role")

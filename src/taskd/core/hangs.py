@@ -1,9 +1,14 @@
-"""Find a rank that does not get on, from the job's own pace.
+"""How long a rank may be silent, from the job's own pace.
 
-A process that was stopped from outside (SIGSTOP, a cgroup freezer) is certain to be in the way: a few steps'
-time is enough. One that merely shows no progress may be saving a checkpoint, so it is given a long multiple
-of the longest step seen, and it is named only if it is behind all its neighbours: the others wait for it in
-a collective and are not to blame.
+A process that was stopped from outside (SIGSTOP, a cgroup freezer) is certain to be in the way: a few
+steps' time is enough. One that merely shows no progress may be doing something long, so it is given a
+multiple of the longest step of late, never less than a floor nor more than a ceiling, both of which the
+user can set. Between two steps a checkpoint may be written, and the first one comes without a warning, so
+there it is twenty floors or twenty times the longest such pause so far. Before a node has seen any step
+(libraries are loaded, kernels compiled) only the ceiling counts.
+
+Here is only *how long*; *who* is to blame is in ``core.testimony``, for which the ranks are asked once one
+of them was silent for longer than a step may take.
 """
 
 from collections import deque
@@ -11,26 +16,90 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from taskd.core.testimony import Place
+
 KEPT_STEPS = 32
 STOPPED_STEPS, STOPPED_FLOOR_S = 3.0, 0.3
-SILENT_STEPS, SILENT_FLOOR_S, SILENT_CEILING_S = 20.0, 60.0, 1800.0
+FLOOR_S, CEILING_S = 30.0, 1800.0
+SILENT_STEPS = 10.0
+FIRST_FLOORS = 3.0
+LONG_FLOORS, LONG_STEPS = 20.0, 20.0
+
+
+class HangLimitError(ValueError):
+    """A limit that cannot be meant."""
+
+    def __init__(self, which: str, rule: str) -> None:
+        """Keep which of the two it is; the caller knows under which name the user gave it."""
+        super().__init__(rule)
+        self.which = which
+
+
+def parse_limits(floor: str | None, ceiling: str | None) -> tuple[float, float]:
+    """Parse what the user set, None for what was not set; raises HangLimitError."""
+    floor_s = FLOOR_S if floor is None else _seconds("floor", floor)
+    # A high floor alone lifts the ceiling with it, and a low ceiling alone the other way round.
+    ceiling_s = max(CEILING_S, floor_s) if ceiling is None else _seconds("ceiling", ceiling)
+    if floor is None:
+        floor_s = min(floor_s, ceiling_s)
+    if ceiling_s < floor_s:
+        raise HangLimitError("ceiling", f"it must not be below the floor ({floor_s:g} s)")
+    return floor_s, ceiling_s
+
+
+def _seconds(which: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise HangLimitError(which, "it must be a number of seconds above 0")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What one look at a rank shows. ``mark`` grows with whatever it does: steps, and votes within them."""
+    """What one look at a rank shows. Times are of the same clock as ``now``.
+
+    ``step`` is the last one that counts, done at ``done_at``; ``begun`` is the one that it is in or was in
+    last, ``place`` where in it, and ``moved_at`` since when.
+    """
 
     step: int
-    mark: int
-    stopped: bool
+    done_at: float
+    begun: int
+    place: Place
+    moved_at: float
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long a rank has been silent, how long it may be where it is, and how long anywhere."""
+
+    silent_s: float
+    patience_s: float
+    long_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found.
+
+    Ranks that were stopped for too long, each with the reason; and, once a rank was silent for longer than a
+    step may take, the silence of every rank.
+    """
+
+    stopped: Mapping[int, str] = field(default_factory=dict)
+    silences: Mapping[int, Silence] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Trail:
     step: int = -1
-    mark: int = -1
-    since: float = 0.0
-    stepped_at: float = 0.0
+    done_at: float = 0.0
+    begun: int = -1
+    begun_at: float | None = None
     stopped_since: float | None = None
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
@@ -39,43 +108,72 @@ class _Trail:
 class HangWatch:
     """Remembers the pace of the ranks of one node."""
 
-    floor_s: float = SILENT_FLOOR_S
-    ceiling_s: float = SILENT_CEILING_S
+    floor_s: float = FLOOR_S
+    ceiling_s: float = CEILING_S
     _trails: dict[int, _Trail] = field(default_factory=dict)
+    _longest_step: float = 0.0
+    _longest_pause: float = 0.0
 
     def forget(self, rank: int) -> None:
-        """Begin anew with a rank that was replaced."""
+        """Begin anew with a rank that was replaced; what steps and pauses take is the job's, and is kept."""
         self._trails.pop(rank, None)
 
-    def look(self, now: float, sights: Mapping[int, Sight]) -> dict[int, str]:
-        """Take in one look at all ranks; returns those that hang, each with the reason in words."""
+    def look(self, now: float, sights: Mapping[int, Sight]) -> Look:
+        """Take in one look at all ranks."""
+        stopped: dict[int, str] = {}
+        silences: dict[int, Silence] = {}
+        due = False
         for rank, sight in sights.items():
             self._note(now, rank, sight)
-        verdicts: dict[int, str] = {}
         for rank, sight in sights.items():
             trail = self._trails[rank]
-            pace = median(trail.paces) if trail.paces else 1.0
-            if sight.stopped and trail.stopped_since is not None:
+            if trail.stopped_since is not None:
+                pace = median(trail.paces) if trail.paces else 1.0
                 waited, limit = now - trail.stopped_since, max(STOPPED_FLOOR_S, STOPPED_STEPS * pace)
                 if waited >= limit:
-                    verdicts[rank] = f"was stopped for {waited:.1f} s (a step takes {pace:.2f} s)"
-                continue
-            limit = min(self.ceiling_s, max(self.floor_s, SILENT_STEPS * max(trail.paces, default=1.0)))
-            others = [other.mark for each, other in self._trails.items() if each != rank and each in sights]
-            behind = bool(others) and all(mark > trail.mark for mark in others)
-            if trail.paces and behind and now - trail.since >= limit:
-                verdicts[rank] = f"did nothing for {now - trail.since:.0f} s while all others wait for it"
-        return verdicts
+                    stopped[rank] = f"was stopped for {waited:.1f} s by a signal (a step takes {pace:.2f} s)"
+            in_step, long = self._limits(trail)
+            silent = max(0.0, now - sight.moved_at)
+            silences[rank] = Silence(silent, long if sight.place is Place.BETWEEN else in_step, long)
+            due = due or silent >= in_step
+        return Look(stopped, silences if due else {})
+
+    def _limits(self, trail: _Trail) -> tuple[float, float]:
+        """Return how long a rank may be silent inside a step, and how long at most."""
+        if trail.paces:
+            in_step = max(self.floor_s, SILENT_STEPS * max(trail.paces))
+        elif self._longest_step:
+            # A replacement in its first step: others show what steps take, but it has everything to load.
+            in_step = max(FIRST_FLOORS * self.floor_s, SILENT_STEPS * self._longest_step)
+        else:
+            return self.ceiling_s, self.ceiling_s
+        long = max(
+            LONG_FLOORS * self.floor_s, LONG_STEPS * max(self._longest_pause, self._longest_step), in_step
+        )
+        return min(self.ceiling_s, in_step), min(self.ceiling_s, long)
 
     def _note(self, now: float, rank: int, sight: Sight) -> None:
-        trail = self._trails.setdefault(rank, _Trail(since=now, stepped_at=now))
-        if sight.step > trail.step >= 0:
-            trail.paces.append((now - trail.stepped_at) / (sight.step - trail.step))
-        if sight.step != trail.step:
-            trail.step, trail.stepped_at = sight.step, now
-        if sight.mark != trail.mark:
-            trail.mark, trail.since = sight.mark, now
+        trail = self._trails.get(rank)
+        if trail is None:
+            trail = self._trails[rank] = _Trail(sight.step, sight.done_at)
+        if sight.step > trail.step:
+            self._note_steps(trail, sight)
+        if sight.place is Place.IN_STEP and (sight.begun, sight.moved_at) != (trail.begun, trail.begun_at):
+            if trail.step >= 0 and sight.begun == trail.step + 1 and sight.begun != trail.begun:
+                self._longest_pause = max(self._longest_pause, sight.moved_at - trail.done_at)
+            trail.begun, trail.begun_at = sight.begun, sight.moved_at
         if not sight.stopped:
             trail.stopped_since = None
         elif trail.stopped_since is None:
             trail.stopped_since = now
+
+    def _note_steps(self, trail: _Trail, sight: Sight) -> None:
+        """Learn what a step takes: from its begin if that was seen, else on average since the last look."""
+        began = trail.begun_at if trail.begun == sight.step else None
+        if began is not None:
+            trail.paces.append(sight.done_at - began)
+        elif trail.step >= 0:
+            trail.paces.append((sight.done_at - trail.done_at) / (sight.step - trail.step))
+        if trail.paces:
+            self._longest_step = max(0.9 * self._longest_step, trail.paces[-1])
+        trail.step, trail.done_at = sight.step, sight.done_at

@@ -8,6 +8,8 @@ its content matters most.
 from dataclasses import dataclass
 from enum import IntEnum
 
+from taskd.core.testimony import Place
+
 MAGIC = 0x6473_6B74  # "tksd"
 FIELDS = 16
 SIZE_BYTES = FIELDS * 8
@@ -17,6 +19,10 @@ F_MAGIC, F_GENERATION, F_PID, F_STATE, F_STEP, F_CHANGED_NS, F_STEPS_DONE = rang
 F_WANTED, F_LEADER = 7, 8
 # The step whose whole gradient the worker holds and has voted for.
 F_VOTED = 9
+# The step that the worker is in or was in last, where in it (``core.testimony.Place``), and since when.
+F_BEGUN, F_PLACE, F_MOVED_NS = 10, 11, 12
+# The agent's question where the worker is, and the last one that the worker answered; both are counters.
+F_ASKED, F_ANSWERED = 13, 14
 
 
 class BeatState(IntEnum):
@@ -39,13 +45,17 @@ class BeatView:
     changed_ns: int
     steps_done: int
     voted: int = -1
+    begun: int = -1
+    place: Place = Place.BETWEEN
+    moved_ns: int = 0
+    answered: int = 0
 
 
 def blank(generation: int) -> list[int]:
     """Return the fields of a page that no worker has touched."""
     fields = [0] * FIELDS
     fields[F_MAGIC], fields[F_GENERATION], fields[F_STATE] = MAGIC, generation, BeatState.NEW
-    fields[F_STEP] = fields[F_VOTED] = fields[F_LEADER] = -1
+    fields[F_STEP] = fields[F_VOTED] = fields[F_LEADER] = fields[F_BEGUN] = -1
     fields[F_WANTED] = generation
     return fields
 
@@ -55,7 +65,7 @@ def parse_page(fields: list[int]) -> BeatView | None:
     if len(fields) < FIELDS or fields[F_MAGIC] != MAGIC:
         return None
     try:
-        state = BeatState(fields[F_STATE])
+        state, place = BeatState(fields[F_STATE]), Place(fields[F_PLACE])
     except ValueError:
         return None
     return BeatView(
@@ -66,4 +76,8 @@ def parse_page(fields: list[int]) -> BeatView | None:
         fields[F_CHANGED_NS],
         fields[F_STEPS_DONE],
         fields[F_VOTED],
+        fields[F_BEGUN],
+        place,
+        fields[F_MOVED_NS],
+        fields[F_ANSWERED],
     )

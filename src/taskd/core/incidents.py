@@ -41,6 +41,7 @@ class Incident:
     reason: str = ""
     outcome: str = RECOVERING
     failed_stamp: float = 0.0
+    stack: str = ""
     marks: dict[PhaseName, float] = field(default_factory=dict)
 
     def mark(self, phase: PhaseName, now: float) -> "Incident":
@@ -76,6 +77,7 @@ class Incident:
             generation=self.generation,
             phases_ms=self.phases_ms(),
             started_at=self.started_at,
+            stack=self.stack,
         )
 
 

@@ -91,6 +91,7 @@ from taskd.core.saving import (
     take_saved,
     take_standing_to_save,
 )
+from taskd.core.stalled import find_stall, hear_testimonies
 from taskd.core.status import JobPhase, PhaseName
 
 FINISH_MARGIN_S = 10.0
@@ -362,6 +363,10 @@ def _reported(job: Job, event: Reported) -> Outcome:
                     seen = Progress(job.generation, rank, joined=True, step=at_step, ready=True)
                     job, more = take_progress(job, event.now, seen)
                     effects = (*effects, *more)
+            job = hear_testimonies(job, event.node, report.testimonies)
+            if report.testimonies:
+                job, more = _stalled(job, event.now, event.stamp)
+                effects = (*effects, *more)
             return job, effects
         case Progress():
             if report.generation != job.generation:
@@ -512,6 +517,16 @@ def _after_saving(job: Job, now: float, stamp: float) -> Outcome:
     return _fault(job, now, stamp, then.kind, then.culprit, failure=then.failure, report=then.report)
 
 
+def _stalled(job: Job, now: float, stamp: float) -> Outcome:
+    """Act on a job that stands still although nobody died."""
+    job, stall = find_stall(job, now)
+    if stall is None:
+        return job, ()
+    return _recover_or_restart(
+        job, now, stamp, stall.kind, stall.culprit, failure=stall.failure, report=stall.report
+    )
+
+
 def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:
     """Correct the blame if a process that ended later had failed earlier.
 
@@ -560,6 +575,7 @@ def _fault(
         step=report.step if report else -1,
         generation=job.generation,
         failed_stamp=report.failed_stamp if report else 0.0,
+        stack=report.stack if report else "",
     )
     incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
     interrupted = job.incident
@@ -576,6 +592,7 @@ def _fault(
         culprit=culprit,
         streak=job.streak.extend(failure) if failure else job.streak,
         recovering=None,
+        testimonies={},
     )
     stop = stop_order(job, culprit.what)
     for key, node in job.nodes.items():

@@ -28,6 +28,7 @@ from taskd.core.messages import (
     WorkerView,
 )
 from taskd.core.status import JobPhase
+from taskd.core.testimony import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Job:
     recovering: "Recovering | None" = None
     saving: "Saving | None" = None
     hopeless_rank: int = -1
+    testimonies: Mapping[int, Statement] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

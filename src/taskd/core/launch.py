@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from taskd.core.hangs import CEILING_S, FLOOR_S
+
 DEFAULT_MAX_RESTARTS = 32767
 DEFAULT_MANAGER_PORT = 9601
 DEFAULT_MONITOR_INTERVAL_S = 5.0
@@ -84,6 +86,8 @@ class LaunchSpec:
     rdzv_endpoint: str = ""
     local_addr: str = ""
     rdzv_is_host: bool | None = None
+    hang_floor_s: float = FLOOR_S
+    hang_ceiling_s: float = CEILING_S
 
     def options(self) -> "JobOptions":
         """Return the part that the manager decides by."""
@@ -124,6 +128,8 @@ class FaultKind(StrEnum):
     HANG = "hang"
     RAISE = "raise"
     EXIT = "exit"
+    UCE = "uce"
+    NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True)

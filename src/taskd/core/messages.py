@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from taskd.core.exits import Exit
 from taskd.core.launch import FaultKind, JobOptions, Plan
+from taskd.core.testimony import Statement
 
 MANAGER = "manager"
 
@@ -126,6 +127,7 @@ class WorkerExited:
     error: str = ""
     place: str = ""
     log: str = ""
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ class Progress:
 class Trouble:
     """A step of a living worker failed: an error in it, or a collective that broke without a death.
 
-    It asks for another try. The rank says what it saw; who is to blame is not its to decide.
+    It asks for another try. The rank says what it saw (``kind`` is one of ``core.troubles``); who is to blame
+    is not its to decide.
     """
 
     generation: int
@@ -171,6 +174,7 @@ class Trouble:
     step: int
     error: str
     place: str
+    kind: str = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +209,17 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life of an agent, with the steps of its ranks. Not repeated if lost."""
+    """A sign of life of an agent, with the steps of its ranks. Not repeated if lost.
+
+    Once one of its ranks was silent for longer than a step may take, it says where each of them is.
+    """
 
     generation: int
     steps: Mapping[int, int]
     joined: tuple[int, ...] = ()
     paused: tuple[int, ...] = ()
     ready: tuple[int, ...] = ()
+    testimonies: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

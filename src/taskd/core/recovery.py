@@ -157,6 +157,7 @@ def begin_recovery(
         strategy=proposal.strategy,
         reason=reason,
         failed_stamp=report.failed_stamp if report else 0.0,
+        stack=report.stack if report else "",
     )
     incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
     effects: list[Effect] = []
@@ -175,6 +176,7 @@ def begin_recovery(
         culprit=culprit,
         streak=job.streak.extend(failure) if failure else job.streak,
         recovering=Recovering(before.rounds + 1 if before else 1, order),
+        testimonies={},
     )
     for place in plan.places:
         job, more = _order(job, place.node, order)
@@ -225,7 +227,9 @@ def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble
         job.generation, trouble.rank, 0, 0, Exit(), trouble.step, lived_s=0.0, noticed_at=now
     )
     culprit = Culprit(node, what, 1)
-    return begin_recovery(job, now, stamp, proposal, culprit, kind="step", failure=failure, report=report)
+    return begin_recovery(
+        job, now, stamp, proposal, culprit, kind=trouble.kind, failure=failure, report=report
+    )
 
 
 def take_standing(job: Job, now: float, node: str, standing: Standing) -> tuple[Job, tuple[Effect, ...], str]:

@@ -126,7 +126,7 @@ def take_saved(job: Job, now: float, saved: Saved) -> tuple[Job, tuple[Effect, .
     job = replace(job, saving=saving, since=now)
     if not saving.ranks <= set(saving.saved):
         return job, (), False
-    where = saving.saved[min(saving.saved)]
+    where = next((each for each in saving.saved.values() if each), "")
     job, effects = close_saving(job, now, f"step {saving.target} was written to {where}")
     return job, effects, True
 

@@ -65,7 +65,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class IncidentStatus:
-    """One fault and what was done about it."""
+    """One fault and what was done about it. ``stack`` is that of a rank which was found hanging."""
 
     number: int
     stamp: float
@@ -80,6 +80,7 @@ class IncidentStatus:
     generation: int
     phases_ms: Mapping[str, float] = field(default_factory=dict)
     started_at: float = 0.0
+    stack: str = ""
 
     @property
     def downtime_ms(self) -> float:

@@ -56,6 +56,17 @@ class Job:
         if engine is not None:
             engine.register(objects)
 
+    def checkpoint(self, directory: str | os.PathLike[str], *, every: int, keep: int = 2) -> None:
+        """Write the registered state to a directory every so many steps, and go on from there next time.
+
+        Written in the background, visible only when whole, and compared with its checksums when read.
+        """
+        engine = self._recovery()
+        if engine is None:
+            self._without("so job.checkpoint writes nothing; start the script with taskd run")
+            return
+        engine.saver.want(directory, every, keep)
+
     def steps(
         self,
         step: Callable[..., Any],

@@ -13,9 +13,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 from taskd.core.launch import FaultKind, ScheduledFault
 from taskd.core.messages import (
@@ -31,6 +32,7 @@ from taskd.core.messages import (
 from taskd.kit.pages import Page
 from taskd.links.frames import BlockingFrames
 from taskd.wire.envelope import Message, WireError, decode_envelope, encode_envelope, pack, unpack
+from taskd.worker.where import FILE_NAME, look_at, write_answer
 
 CONNECT_S = 0.2
 SEND_S = 0.2
@@ -41,6 +43,13 @@ log = logging.getLogger("taskd")
 
 class InjectedFault(RuntimeError):
     """Raised by ``taskd inject raise`` and by a schedule."""
+
+
+class DeviceMemoryError(RuntimeError):
+    """A device lost what was in its memory: this rank's tensors are not to be believed any more.
+
+    Raised by ``taskd inject uce``, after tensors were really overwritten.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class WorkerEnv:
     page: str
     fired_dir: str
     faults: str
+    error_file: str = ""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> "WorkerEnv | None":
@@ -70,6 +80,7 @@ class WorkerEnv:
             page=env["TASKD_PAGE"],
             fired_dir=env.get("TASKD_FIRED_DIR", ""),
             faults=env.get("TASKD_FAULTS", ""),
+            error_file=env.get("TORCHELASTIC_ERROR_FILE", ""),
         )
 
 
@@ -90,6 +101,10 @@ class Worker:
         self._watched = False
         self._sending = threading.Lock()
         self.generation = env.generation
+        # Set by the engine of recovery: what only a framework can do to itself, or say of itself.
+        self.damage: Callable[[], str] | None = None
+        self.break_network: Callable[[], int] | None = None
+        self.count_collectives: Callable[[], Mapping[str, int]] | None = None
         os.register_at_fork(after_in_child=self._forget)
         self._page.join()
         self._connect()
@@ -99,6 +114,7 @@ class Worker:
         """A step begins: take orders, and do the faults that belong here."""
         if os.getpid() != self._pid:
             return
+        self._page.begin(step)
         if not self._watched:
             self.receive(0.0)
         if self._faults:
@@ -131,7 +147,38 @@ class Worker:
         """This worker belongs to a later generation now."""
         self.generation = generation
         self._stepped = False
+        self._page.pause()
         self.say(Progress(generation, self._env.rank, joined=True, step=-1))
+
+    def pause(self) -> None:
+        """This worker lives, and is in no step: it waits for the way on."""
+        self._page.pause()
+
+    @property
+    def replaced(self) -> bool:
+        """Tell whether another process has this rank by now."""
+        return not self._page.is_current()
+
+    def answer(self, thread: int) -> None:
+        """Tell the agent where the training thread is, if it wants to know."""
+        number = self._page.asked()
+        if number:
+            self._write_where(thread, number, last=False)
+            self._page.answered(number)
+
+    def last_words(self, thread: int) -> None:
+        """Leave behind where the training thread was when this process was ended."""
+        self._write_where(thread, 0, last=True)
+
+    def _write_where(self, thread: int, number: int, *, last: bool) -> None:
+        groups: Mapping[str, int] = {}
+        if self.count_collectives is not None and not last:
+            groups = self.count_collectives()
+        file = str(Path(self._env.error_file).with_name(FILE_NAME)) if self._env.error_file else ""
+        try:
+            write_answer(self._env.page, look_at(thread, number, groups, file, last=last))
+        except OSError as error:
+            log.warning("taskd: where this rank is cannot be told: %s", error)
 
     def ready(self) -> None:
         """This worker holds its state; it can be recovered from memory."""
@@ -216,10 +263,21 @@ class Worker:
         if order.order not in self._seen_orders:
             self._seen_orders.add(order.order)
             if order.action == "fault":
-                self._faults.append(_parse_order(order, self._env.rank))
+                fault = _parse_order(order, self._env.rank)
+                detail = self._why_not(fault[0].kind)
+                if detail == "ok":
+                    self._faults.append(fault)
             elif order.action != "ping":
                 detail = f"this worker does not know {order.action!r}"
         self.say(OrderDone(order.order, ok=detail == "ok", detail=detail), dst=proxy_address(self._env.node))
+
+    def _why_not(self, kind: FaultKind) -> str:
+        """Say why a kind of fault cannot happen in this script; ``ok`` if it can."""
+        if kind is FaultKind.UCE and self.damage is None:
+            return "it has registered no state that could be damaged"
+        if kind is FaultKind.NETWORK and self.break_network is None:
+            return "TaskD did not make its process group"
+        return "ok"
 
     def _do_faults(self, step: int) -> None:
         for entry in list(self._faults):
@@ -230,9 +288,30 @@ class Worker:
             if not self._first_time(fault):
                 continue
             if here:
-                _do(fault, step)
+                self._do(fault, step)
             else:
                 self.say(FaultDue(fault.fault_id, self._env.rank, step))
+
+    def _do(self, fault: ScheduledFault, step: int) -> None:
+        match fault.kind:
+            case FaultKind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case FaultKind.HANG:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case FaultKind.RAISE:
+                raise InjectedFault(f"fault {fault.fault_id} was injected at step {step}")
+            case FaultKind.UCE:
+                what = self.damage() if self.damage is not None else "nothing was registered"
+                raise DeviceMemoryError(f"UCE ERROR: fault {fault.fault_id} at step {step} ({what})")
+            case FaultKind.NETWORK:
+                if self.break_network is not None:
+                    log.info("taskd: fault %s broke %d connections", fault.fault_id, self.break_network())
+            case FaultKind.EXIT:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(fault.code)
+            case _:
+                assert_never(fault.kind)
 
     def _first_time(self, fault: ScheduledFault) -> bool:
         """Note that a fault fires; False if it did before, perhaps in the process that this one replaces."""
@@ -265,17 +344,3 @@ def _parse_order(order: WorkerOrder, rank: int) -> tuple[ScheduledFault, bool]:
         code=int(args.get("code", "1")),
     )
     return fault, args.get("here") == "1"
-
-
-def _do(fault: ScheduledFault, step: int) -> None:
-    match fault.kind:
-        case FaultKind.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        case FaultKind.HANG:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case FaultKind.RAISE:
-            raise InjectedFault(f"fault {fault.fault_id} was injected at step {step}")
-        case FaultKind.EXIT:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(fault.code)

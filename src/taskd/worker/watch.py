@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from taskd.core.messages import Denied, Interrupt, Regroup, Standing, Trouble
+from taskd.core.messages import Denied, Interrupt, Regroup, Save, Saved, Standing, Trouble
 from taskd.worker.client import Worker
 
 LOOK_S = 0.1
@@ -39,14 +39,16 @@ class Watch:
         self._news = threading.Condition()
         self._raised = worker.generation
         self._leader = -1
-        self._regroup: Regroup | None = None
+        self._regroup: Regroup | Save | None = None
         self._denied: Denied | None = None
         self._leave_by: float | None = None
+        self._training = threading.get_ident()
         self.pace_s = 0.0
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
+        self._training = threading.get_ident()
         self._worker.hand_over_reading()
         self._look()
         self._thread.start()
@@ -83,10 +85,11 @@ class Watch:
                     return False
         return False
 
-    def stand(self, standing: Standing, limit_s: float) -> Regroup:
+    def stand(self, standing: Standing, limit_s: float) -> Regroup | Save:
         """Say where this worker stands, again and again, until the answer is there."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
+            self._worker.pause()
             self._worker.say(standing)
             with self._news:
                 self._news.wait_for(lambda: self._answered(standing.generation), REPEAT_S)
@@ -96,19 +99,46 @@ class Watch:
                     return self._regroup
         raise TimeoutError(f"no plan for generation {standing.generation} came within {limit_s:g} s")
 
+    def repeat(self, saved: Saved, limit_s: float) -> None:
+        """Say that this rank has written its part, again and again, until there is a way on or an end."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            self._worker.pause()
+            self._worker.say(saved)
+            if self.wait_raised(saved.generation, REPEAT_S):
+                return
+        raise TimeoutError(f"nobody ended this process within {limit_s:g} s of its dump")
+
     def _answered(self, generation: int) -> bool:
         regroup = self._regroup
         return self._raised > generation or (regroup is not None and regroup.generation == generation)
 
     def _run(self) -> None:
         while True:
-            for message in self._worker.receive(LOOK_S):
+            messages = self._worker.receive(LOOK_S)
+            self._end_if_replaced()
+            for message in messages:
                 if isinstance(message, Interrupt):
                     self._hear(message.generation, message.leader)
-                elif isinstance(message, Regroup | Denied):
+                elif isinstance(message, Regroup | Denied | Save):
                     self._note(message)
             self._look()
             self._end_if_stuck()
+            with self._news:
+                settled = self._leave_by is None and self._raised == self._worker.generation
+            if settled:
+                # Not while groups are taken down: whoever holds one then may be the last to hold it.
+                self._worker.answer(self._training)
+
+    def _end_if_replaced(self) -> None:
+        """End a process that was stopped for so long that another one has its rank by now.
+
+        What it is about to do would be refused or go to nobody, but for one thing: told of a raised
+        generation it would stand for its rank, and the manager could not tell the two apart.
+        """
+        if self._worker.replaced:
+            log.error("taskd: rank %d belongs to another process by now; this one ends", self._rank)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _end_if_stuck(self) -> None:
         """End a process whose training thread does not come out: it becomes one more rank to be replaced.
@@ -122,12 +152,13 @@ class Watch:
             return
         self._on_raise(raised)  # once more: a group that was being made may have opened new connections
         if time.monotonic() > leave_by:
-            log.error("taskd: rank %d did not come out of its collective; it ends to be replaced", self._rank)
+            log.error("taskd: rank %d did not come out of its step; it ends to be replaced", self._rank)
+            self._worker.last_words(self._training)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _note(self, message: Regroup | Denied) -> None:
+    def _note(self, message: Regroup | Denied | Save) -> None:
         with self._news:
-            if isinstance(message, Regroup):
+            if isinstance(message, Regroup | Save):
                 self._regroup = message
             elif message.rank == self._rank:
                 self._denied = message

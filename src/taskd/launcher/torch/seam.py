@@ -19,6 +19,7 @@ from typing import Any
 
 import taskd
 from taskd.core.exits import ExitCode
+from taskd.core.hccl import VariableError
 from taskd.core.launch import (
     DEFAULT_MANAGER_PORT,
     DEFAULT_MAX_RESTARTS,
@@ -29,6 +30,7 @@ from taskd.core.launch import (
     Program,
     ProgramKind,
 )
+from taskd.core.variables import read_variables
 from taskd.launcher.launcher import Launcher, prepare_environment
 from taskd.launcher.notices import say
 from taskd.launcher.topology import LaunchError, LocalNode, Topology, own_address
@@ -167,6 +169,16 @@ def spec_from_config(config: Any, entrypoint: str, args: list[str], host: str, p
         rdzv_backend=config.rdzv_backend,
         rdzv_endpoint=config.rdzv_endpoint,
         local_addr=config.local_addr or "",
+    )
+    try:
+        found = read_variables(os.environ, config.max_nodes * config.nproc_per_node)
+    except VariableError as error:
+        raise LaunchError(str(error)) from error
+    spec = replace(
+        spec,
+        faults=found.faults,
+        hang_floor_s=found.hang_floor_s,
+        hang_ceiling_s=found.hang_ceiling_s,
     )
     grace = getattr(config, "shutdown_timeout", None)
     if grace is not None:

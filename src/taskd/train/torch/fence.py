@@ -26,6 +26,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -50,7 +51,7 @@ class _Recording:
 class SocketFence:
     """The connections of each generation's groups, and the knife.
 
-    ``recording`` is used by the thread that trains, ``cut`` by any other one.
+    ``recording`` and ``sever`` are used by the thread that trains, ``cut`` by any other one.
     """
 
     def __init__(self) -> None:
@@ -100,6 +101,16 @@ class SocketFence:
                 (doomed if recording.generation <= generation else spared).update(appeared)
             return sum(_shut_down(now[inode], inode) for inode in now.keys() & (doomed - spared))
 
+    def sever(self, generation: int) -> int:
+        """Shut this generation's connections down as a broken network would; return how many there were.
+
+        Nothing is marked as cut: as far as the job knows, the generation goes on.
+        """
+        with self._lock:
+            now = _sockets()
+            owned = self._owned.get(generation, set())
+            return sum(_shut_down(now[inode], inode) for inode in now.keys() & owned)
+
     def forget(self, generation: int) -> None:
         """Drop what is known of the groups up to this generation, which have been destroyed."""
         with self._lock:
@@ -138,6 +149,19 @@ def destroy_groups() -> None:
         dist.destroy_process_group()
     finally:
         backends.clear()
+
+
+def count_collectives() -> dict[str, int]:
+    """Return how many collectives this rank has begun in each group: who has begun fewer holds others up.
+
+    Called from another thread than the one that trains, and only while no group is being taken down.
+    """
+    counts: dict[str, int] = {}
+    for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - there is no public list of groups
+        with contextlib.suppress(RuntimeError):
+            count = cast("Any", group)._get_sequence_number_for_group()  # noqa: SLF001 - as above
+            counts[group.group_name] = int(count)
+    return counts
 
 
 def _backends() -> list[object]:

@@ -1,7 +1,7 @@
 """Process groups that stay the same objects while the processes behind them change.
 
-A script holds groups in many places: closures, a DeviceMesh, the mesh infos of FSDP, the names that functional
-collectives are compiled with. After a change of membership none of these can be found and replaced. So what
+A script holds groups in many places: closures, a DeviceMesh, the mesh infos of FSDP, the names by which
+functional collectives find them. After a change of membership none of these can be found and replaced. So what
 the script holds is a group of ours that passes every call on to an inner one, and the inner one is exchanged.
 torch's C++ code calls a group that is written in Python as well: DDP's reducer and DTensor's collectives do.
 
@@ -11,7 +11,7 @@ script's order, each at once for all its members, so none waits for one that wai
 
 A replaced process runs its script from the top, while the others stand and wait. Until it comes to its loop
 it is *alone*: its groups have nobody behind them, and what its predecessor got from the others in the same
-calls is read from notes (see ``setup``). So nothing that a script does before its loop can hold up the others.
+calls is read from notes (see ``setup``). So nothing that a script does before its loop holds up the others.
 """
 # ruff: noqa: SLF001 - groups are registered in private maps; there is no other way to make one
 
@@ -98,15 +98,18 @@ class Wanted:
     options: object = None
 
 
-class StableGroup(_dist.ProcessGroup):  # type: ignore[misc]
+class StableGroup(_dist.ProcessGroup):  # type: ignore[misc, name-defined]
     """What the script holds. ``inner`` is the group of the moment."""
 
-    def __init__(self, rank: int, size: int, name: str, description: str, wanted: Wanted) -> None:
+    def __init__(
+        self, rank: int, size: int, name: str, description: str, wanted: Wanted, calls: list[int]
+    ) -> None:
         super().__init__(rank, size)
         self.inner: Any = _Gone()
         self.backends: list[Any] = []
         self.store: Any = None
         self.wanted = wanted
+        self.calls = calls
         self._taskd_name = name
         self._taskd_description = description
 
@@ -154,6 +157,7 @@ class StableGroup(_dist.ProcessGroup):  # type: ignore[misc]
 
 def _passed_on(name: str) -> Callable[..., Any]:
     def call(self: StableGroup, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
+        self.calls[0] += 1
         return getattr(self.inner, name)(*args, **kwargs)
 
     call.__name__ = name
@@ -200,7 +204,7 @@ def _make_inner(group: StableGroup) -> tuple[Any, list[Any]]:
 
 
 def drop(groups: list[StableGroup]) -> None:
-    """Let the inner groups go, their backends last: see ``fence.destroy_groups`` for the deadlock otherwise."""
+    """Let the inner groups go, their backends last: see ``fence.destroy_groups`` for the deadlock."""
     backends = [backend for group in groups for backend in group.backends]
     for group in groups:
         group.backends = []
@@ -214,7 +218,9 @@ def drop(groups: list[StableGroup]) -> None:
 class Groups:
     """The groups of a process, in the order in which its script made them."""
 
-    def __init__(self, fence: SocketFence, generation: Callable[[], int], notes: SetupNotes, *, alone: bool):
+    def __init__(
+        self, fence: SocketFence, generation: Callable[[], int], notes: SetupNotes, *, alone: bool
+    ) -> None:
         """``alone`` is a replaced process's beginning; ``together`` ends it."""
         self._fence = fence
         self._generation = generation
@@ -224,6 +230,12 @@ class Groups:
         self._expected = False
         self._members: list[StableGroup] = []
         self._names: list[str] = []
+        self._calls = [0]
+
+    @property
+    def calls(self) -> int:
+        """How many collectives the script and we have begun, over all groups."""
+        return self._calls[0]
 
     @property
     def ours(self) -> bool:
@@ -256,7 +268,7 @@ class Groups:
         return not unknown
 
     def make(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Do what torch's helper does for a new group, with one of ours. ``call`` is the helper's arguments."""
+        """Do what torch's helper does for a new group, with one of ours; ``call`` is its arguments."""
         ranks, name, tag = call["global_ranks_in_group"], call["group_name"], call.get("pg_tag") or ""
         self._expected = False
         world = _c10d._world
@@ -270,7 +282,7 @@ class Groups:
             return _c10d.GroupMember.NON_GROUP_MEMBER, None
         wanted = Wanted(_backends(call["backend"]), call["timeout"], call.get("backend_options"))
         description = call.get("group_desc") or "undefined"
-        group = StableGroup(call["group_rank"], call["group_size"], name, description, wanted)
+        group = StableGroup(call["group_rank"], call["group_size"], name, description, wanted, self._calls)
         self._names.append(name)
         group.store = self._store_of(call["store"], name)
         self._connect(group)

@@ -7,19 +7,28 @@ has to tell another what to do.
 
 import ctypes
 import hashlib
+import logging
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from taskd.core.regroup import Offer
+from taskd.core.messages import Regroup
+from taskd.core.regroup import Kind, Offer, Transfer, plan_transfers
+from taskd.train.torch.exchange import receive_state, send_state
+from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.slots import Entry
+
+if TYPE_CHECKING:
+    from taskd.train.torch.keeping import Keeping
+
+log = logging.getLogger("taskd")
 
 AT_START, AT_VOTE = 0, 1
 MOST = 4  # copies that one rank offers
-WIDTH = 8 + 2 * MOST
 TAG = 7802
 _HEAD = struct.Struct("<qq")
 
@@ -43,11 +52,11 @@ def part_number(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
 
 
-def gather_parts(part: int, world: int) -> tuple[str, ...]:
-    """Learn which part of the state every rank has."""
-    rows = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(rows, torch.tensor([part]))
-    return tuple(f"{int(row.item()):x}" for row in rows)
+def gather_numbers(mine: list[int], world: int) -> list[list[int]]:
+    """Show a few numbers to all ranks, and see theirs; as many on each."""
+    rows = [torch.zeros(len(mine), dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(rows, torch.tensor(mine, dtype=torch.int64))
+    return [row.tolist() for row in rows]
 
 
 def gather_offers(mine: Offer, start: int, world: int) -> tuple[dict[int, Offer], int]:
@@ -55,14 +64,10 @@ def gather_offers(mine: Offer, start: int, world: int) -> tuple[dict[int, Offer]
     snapshots, own = mine.snapshots[:MOST], mine.own[:MOST]
     row = [mine.part, int(mine.holds), mine.digest, int(mine.needs_own), start, len(snapshots), len(own), 0]
     row += [*snapshots, *[-1] * (MOST - len(snapshots)), *own, *[-1] * (MOST - len(own))]
-    rows = [torch.zeros(WIDTH, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(rows, torch.tensor(row))
     offers: dict[int, Offer] = {}
     begun = -1
-    for rank, got in enumerate(rows):
-        part, holds, digest, needs_own, its_start, snapshot_count, own_count, _, *lists = map(
-            int, got.tolist()
-        )
+    for rank, got in enumerate(gather_numbers(row, world)):
+        part, holds, digest, needs_own, its_start, snapshot_count, own_count, _, *lists = got
         offers[rank] = Offer(
             rank,
             part,
@@ -75,6 +80,81 @@ def gather_offers(mine: Offer, start: int, world: int) -> tuple[dict[int, Offer]
         if its_start >= 0 and begun < 0:
             begun = its_start
     return offers, begun
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """This rank, as far as an exchange needs to know it. ``start`` is -1 where the run's begin is unknown."""
+
+    rank: int
+    world: int
+    part: int
+    start: int
+
+
+class Received(NamedTuple):
+    """What a rank got: its own small state, if that was kept anywhere, and where the run began."""
+
+    own: Own | None
+    begun: int
+
+
+def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str, Any]) -> Received | None:
+    """Show what is here, compute who gives what to whom, and do this rank's part; None if it got nothing."""
+    target = regroup.target
+    receives = me.rank in regroup.receivers
+    owns = keeping.owns(target)
+    offer = Offer(
+        me.rank,
+        me.part,
+        holds=not receives,
+        digest=0 if receives else fingerprint(objects),
+        needs_own=receives,
+        snapshots=keeping.whole_copies(target, regroup.receivers),
+        own=tuple(rank for rank, own in owns.items() if own is not None),
+    )
+    offers, begun = gather_offers(offer, me.start, me.world)
+    plan = plan_transfers(offers)
+    for note in plan.notes:
+        log.warning("taskd: %s", note)
+    if plan.orphans:
+        raise NoSource(plan.orphans, target)
+    own = owns[me.rank]
+    received = False
+    for move in plan.moves:
+        if move.kind is Kind.OWN:
+            own = _move_own(me.rank, move, owns) or own
+        elif move.kind is Kind.SNAPSHOT:
+            received |= _move_snapshot(me.rank, move, target, keeping, objects)
+        elif me.rank == move.source:
+            send_state(objects, move.receiver)
+        elif me.rank == move.receiver:
+            receive_state(objects, move.source)
+            received = True
+    return Received(own, begun) if received else None
+
+
+def _move_own(rank: int, move: Transfer, owns: Mapping[int, Own | None]) -> Own | None:
+    if rank == move.source:
+        kept = owns[move.owner]
+        if kept is not None:
+            send_own(kept, move.receiver)
+    elif rank == move.receiver:
+        return receive_own(move.source)
+    return None
+
+
+def _move_snapshot(
+    rank: int, move: Transfer, step: int, keeping: "Keeping", objects: Mapping[str, Any]
+) -> bool:
+    gives, gets = rank == move.source, rank == move.receiver
+    if gives and gets:
+        keeping.load_copy(move.owner, step, objects)
+    elif gives:
+        keeping.send_copy(move.owner, step, move.receiver)
+    elif gets:
+        keeping.receive_copy(step, move.source, objects)
+    return gets
 
 
 def find_own(entries: Iterable[Entry], step: int) -> Own | None:

@@ -41,7 +41,7 @@ class NotNoted(RuntimeError):
         )
 
 
-class Done(_Work):  # type: ignore[misc]
+class Done(_Work):  # type: ignore[misc, valid-type]
     """A call that is over."""
 
     def __init__(self, result: object) -> None:

@@ -1,0 +1,48 @@
+"""What the kernel says of a process that cannot speak for itself: a stopped one, or a locked one.
+
+Each line is of one thread: its name, its state, what it sleeps in, and the system call that it is in, as
+far as this user may read them.
+"""
+
+from pathlib import Path
+
+MAX_THREADS = 64
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel, cannot be interrupted",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "ended",
+}
+
+
+def describe_process(pid: int) -> str:
+    """Describe the threads of a process; empty if there is none."""
+    task = Path(f"/proc/{pid}/task")
+    try:
+        threads = sorted(int(entry.name) for entry in task.iterdir())
+    except OSError:
+        return ""
+    # The first thread is the one that trains, nearly always.
+    return "".join(_describe_thread(task / str(thread)) for thread in threads[:MAX_THREADS])
+
+
+def _describe_thread(place: Path) -> str:
+    stat = _read(place / "stat")
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    letter = rest.split()[0] if rest.split() else "?"
+    parts = [f"thread {place.name} ({name}): {_STATES.get(letter, letter)}"]
+    if wchan := _read(place / "wchan"):
+        parts.append(f"in {wchan}")
+    if syscall := _read(place / "syscall"):
+        parts.append(f"system call {syscall}")
+    return ", ".join(parts) + "\n" if stat else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text("utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if text == "0" else text

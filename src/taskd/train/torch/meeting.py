@@ -1,0 +1,129 @@
+"""Leaving a group whose members change, and entering the next one.
+
+A process says where it stands, waits for the answer, and puts the processes of the new generation behind its
+groups. A further fault at any moment begins this again with the later generation.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from taskd.core.messages import Regroup, Save, Standing
+from taskd.train.torch.fence import SocketFence
+from taskd.train.torch.groups import Groups
+from taskd.train.torch.resetting import refuse_classic, reset_modules
+from taskd.train.torch.wrapping import Handle, building, current, has_ddp
+from taskd.worker.client import Worker
+from taskd.worker.watch import Superseded, Watch
+
+RAISE_LIMIT_S = 10.0
+STAND_LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Wrap:
+    """A builder of the script's, and the handle that stands for what it last built."""
+
+    builder: Callable[[], torch.nn.Module]
+    handle: Handle
+    standing: bool = False
+
+    def build(self, *, sync: bool) -> None:
+        """Build, unless what was built can stay: groups are the same objects as before, only DDP is not."""
+        if self.standing:
+            return
+        with building(sync=sync):
+            wrapper = self.builder()
+        refuse_classic(wrapper)
+        self.handle.set(wrapper)
+        self.standing = True
+
+    def leave(self) -> None:
+        """Let a wrapper go that may be in the middle of a step and cannot be brought back."""
+        if self.standing and has_ddp(current(self.handle)):
+            self.handle.clear()
+            self.standing = False
+
+
+class Meeting:
+    """One rank's way from group to group."""
+
+    def __init__(self, worker: Worker, watch: Watch, fence: SocketFence, groups: Groups, rank: int) -> None:
+        """Be ready to meet."""
+        self._worker = worker
+        self._watch = watch
+        self._fence = fence
+        self._groups = groups
+        self._rank = rank
+        self._server: Any = None
+        self.wraps: list[Wrap] = []
+
+    def come_together(
+        self, describe: Callable[[int, str], Standing], objects: list[Any], *, fresh: bool
+    ) -> Regroup | Save:
+        """Leave the old group and enter that of the latest generation, however often it changes meanwhile.
+
+        ``describe`` says where this rank stands, given the generation and where it serves a store. What a
+        ``fresh`` process has built was not used yet. To write a dump no group is needed.
+        """
+        while True:
+            generation, leader = self._watch.raised
+            self._watch.came_out()
+            self._leave(objects, fresh=fresh)
+            store = self._open_store() if leader == self._rank else ""
+            try:
+                answer = self._watch.stand(describe(generation, store), STAND_LIMIT_S)
+                if isinstance(answer, Regroup):
+                    self._join(answer)
+            except Superseded:
+                continue
+            except Exception:
+                if not self._watch.wait_raised(generation, RAISE_LIMIT_S):
+                    raise
+                continue
+            return answer
+
+    def _leave(self, objects: list[Any], *, fresh: bool) -> None:
+        if not fresh:
+            for wrap in self.wraps:
+                wrap.leave()
+        self._groups.leave()
+        reset_modules([*(current(wrap.handle) for wrap in self.wraps if wrap.standing), *objects])
+        self._server = None
+        # Now, while the replacements start: building needs nobody else.
+        with self._groups.muted():
+            for wrap in self.wraps:
+                wrap.build(sync=False)
+
+    def _open_store(self) -> str:
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if self._rank != 0:
+            host = _own_address(host)
+        limit = timedelta(seconds=STAND_LIMIT_S)
+        self._server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        return f"{host}:{self._server.port}"
+
+    def _join(self, regroup: Regroup) -> None:
+        generation = regroup.generation
+        host, _, port = regroup.store.rpartition(":")
+        with self._fence.recording(generation):
+            # The leader too: a connection that is made here can be cut when a peer never comes.
+            limit = timedelta(seconds=STAND_LIMIT_S)
+            client = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+        self._groups.together(generation, dist.PrefixStore(f"taskd/{generation}", client))
+        self._worker.enter(generation)
+
+
+def _own_address(towards: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,192 @@
+"""Hangs, memory errors and broken networks: found, named, and recovered from without a new bit."""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.roles.harness import RunningJob, running
+from tests.train.test_recovery import SCRIPT, STEPS, WORLD, assert_same, pids_of, read_run, train
+
+pytestmark = pytest.mark.slow
+
+Run = dict[int, tuple[dict[int, str], str]]
+HANGING = ("--hang-floor", "2", "--hang-ceiling", "60")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same command without faults."""
+    home = tmp_path_factory.mktemp("calm")
+    train(home)
+    return read_run(home)
+
+
+def processes(home: Path) -> list[int]:
+    """Return how many processes each rank had."""
+    return [len(pids_of(home, rank)) for rank in range(WORLD)]
+
+
+# --- hangs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("how", "rank"), [("sleep", 2), ("spin", 0)])
+def test_a_rank_that_does_nothing_is_named_and_replaced(
+    tmp_path: Path, calm: Run, how: str, rank: int
+) -> None:
+    """It sleeps, or spins, for ever: rank, time, call and stack are told; the bits are the same."""
+    job = train(tmp_path, "--hang", f"{how}:{rank}:8", flags=HANGING)
+
+    assert_same(calm, tmp_path, ())
+    assert [2 if each == rank else 1 for each in range(WORLD)] == processes(tmp_path)
+    (incident,) = job.timeline()
+    assert ("hang", rank, "recover-in-place") == (incident["kind"], incident["rank"], incident["strategy"])
+    assert f"rank {rank} (node 0" in incident["what"]
+    assert "hangs: it did nothing for" in incident["what"]
+    assert f"in step 8, in {how}_for_ever (ddp_job.py:" in incident["what"]
+    assert f"in {how}_for_ever" in incident["stack"]
+    kept = Path(incident["what"].split("stack in ")[1].split(";")[0])
+    assert "training thread" in kept.read_text()
+    assert f"in {how}_for_ever" in kept.read_text()
+    assert incident["phases_ms"]["detect"] >= 2000.0
+
+
+def test_a_hang_is_found_across_nodes(tmp_path: Path, calm: Run) -> None:
+    """One rank of another node hangs, so no node alone can tell; the manager compares them all."""
+    flags = ("--nproc-per-node", "2", "--local-nodes", "2", "--spares", "1", *HANGING)
+    with running(
+        tmp_path, *flags, *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--hang", "sleep:3:8")
+    ) as job:
+        assert 0 == job.wait(90), job.err
+
+    assert_same(calm, tmp_path, ())
+    assert [1, 1, 1, 2] == processes(tmp_path)
+    (incident,) = job.timeline()
+    assert ("hang", 3) == (incident["kind"], incident["rank"])
+
+
+def test_all_ranks_in_a_collective_are_tried_again(tmp_path: Path, calm: Run) -> None:
+    """Nobody is behind: the collective has failed, and the same processes repeat the step."""
+    job = train(tmp_path, "--hang", "recv:-1:8", flags=HANGING)
+
+    assert calm == read_run(tmp_path)
+    assert [1] * WORLD == processes(tmp_path)
+    (incident,) = job.timeline()
+    assert ("network", "retry") == (incident["kind"], incident["strategy"])
+    assert f"all {WORLD} ranks wait in a collective of step 8" in incident["what"]
+    assert "wait_for_nothing" in incident["stack"]
+
+
+def test_a_stopped_rank_is_described_by_what_the_kernel_says(tmp_path: Path, calm: Run) -> None:
+    """It cannot speak for itself; once it is replaced, continuing it has no effect."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.1"),
+    ) as job:
+        pid = job.at_step(5)["ranks"][3]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        job.past_generation(1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        assert 0 == job.wait(90), job.err
+
+    assert_same(calm, tmp_path, (3,))
+    (incident,) = job.timeline()
+    assert "was stopped for" in incident["what"]
+    assert "by a signal" in incident["what"]
+    assert "stopped by a signal" in incident["stack"]
+
+
+# --- memory errors and the network -------------------------------------------------------------------------
+
+
+def schedule(home: Path, *faults: dict[str, object]) -> tuple[str, str]:
+    """Write a schedule; returns the flags that use it."""
+    file = home / "faults.jsonl"
+    file.write_text("".join(json.dumps(fault) + "\n" for fault in faults))
+    return "--faults", str(file)
+
+
+@pytest.mark.parametrize("ranks", [(2,), (0,), (1, 3)])
+def test_damaged_memory_is_repaired_from_a_replica(tmp_path: Path, calm: Run, ranks: tuple[int, ...]) -> None:
+    """uce: tensors are really overwritten; the processes stay, and the bits are the same."""
+    faults = [{"step": 8, "rank": rank, "kind": "uce"} for rank in ranks]
+    job = train(tmp_path, flags=schedule(tmp_path, *faults))
+
+    assert calm == read_run(tmp_path)
+    assert [1] * WORLD == processes(tmp_path)
+    incident = job.timeline()[0]
+    assert ("uce", "retry") == (incident["kind"], incident["strategy"])
+    assert "and state optimizer.exp_avg overwritten" in incident["what"]
+    assert ["recovered"] == [each["outcome"] for each in job.timeline()][-1:]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_broken_network_is_made_anew(tmp_path: Path, calm: Run, rank: int) -> None:
+    """network: connections break without a death; the processes stay, the bits are the same."""
+    job = train(tmp_path, flags=schedule(tmp_path, {"step": 8, "rank": rank, "kind": "network"}))
+
+    assert calm == read_run(tmp_path)
+    assert [1] * WORLD == processes(tmp_path)
+    (incident,) = job.timeline()
+    assert ("network", "retry", "recovered") == (
+        incident["kind"],
+        incident["strategy"],
+        incident["outcome"],
+    )
+
+
+@pytest.mark.parametrize("kind", ["uce", "network", "raise"])
+def test_injected_from_the_command_line(tmp_path: Path, calm: Run, kind: str) -> None:
+    """``taskd inject`` does the same to a running job."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.15"),
+    ) as job:
+        job.at_step(3)
+        assert "rank 2 is armed" in job.cli("inject", kind, "job", "--rank", "2").stdout
+        assert 0 == job.wait(90), job.err
+
+    assert calm == read_run(tmp_path)
+    assert [1] * WORLD == processes(tmp_path)
+    assert ["step" if kind == "raise" else kind] == [each["kind"] for each in job.timeline()]
+
+
+def test_s3_13_memory_errors_by_the_reference_s_variable(tmp_path: Path, calm: Run) -> None:
+    """RAISE_UCE_ERROR_STEP_AND_RANK="{5:1,11:0}": at step 5 rank 1, at step 11 rank 0."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", str(WORLD), "--spares", "2"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS)),
+        env={"RAISE_UCE_ERROR_STEP_AND_RANK": "{5:1,11:0}"},
+    ) as job:
+        assert 0 == job.wait(90), job.err
+
+    assert calm == read_run(tmp_path)
+    assert [1] * WORLD == processes(tmp_path)
+    assert [("uce", 1), ("uce", 0)] == [(each["kind"], each["rank"]) for each in job.timeline()]
+
+
+def test_memory_that_nobody_registered_cannot_be_damaged(tmp_path: Path) -> None:
+    """The command says why not, and nothing happens to the job."""
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import time\nfrom taskd import train\njob = train.join()\n"
+        "for _ in job.steps(lambda step: time.sleep(0.05), until=100): pass\n"
+    )
+    with running(tmp_path, "--nproc-per-node", "1", str(script)) as job:
+        job.at_step(2)
+        refused = job.cli("inject", "uce", "job", "--rank", "0", check=False)
+        assert 1 == refused.returncode
+        assert "it has registered no state that could be damaged" in refused.stderr
+        assert 0 == job.wait(60), job.err
+    assert [] == _incidents(job)
+
+
+def _incidents(job: RunningJob) -> list[object]:
+    return list(job.timeline())

@@ -5,6 +5,7 @@ inside a step, in the first process of that rank only; ``--hang HOW:RANK:STEP`` 
 """
 
 import argparse
+import ctypes
 import faulthandler
 import json
 import os
@@ -28,6 +29,10 @@ parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--fail-at", type=int, default=-1, help="rank 1 fails at this step, every time")
 parser.add_argument("--die", action="append", default=[])
 parser.add_argument("--hang", action="append", default=[], help="HOW:RANK:STEP; rank -1 is every rank")
+parser.add_argument("--hang-again", action="store_true", help="in the replacement too")
+parser.add_argument(
+    "--save", default="-1:0", help="STEP:SECONDS that rank 0 takes for a checkpoint before it"
+)
 args = parser.parse_args()
 
 faulthandler.register(signal.SIGUSR1)  # a test that hangs can be asked where
@@ -61,7 +66,17 @@ def wait_for_nothing() -> None:
     dist.recv(torch.zeros(1), src=(job.rank + 1) % job.world_size)
 
 
-HANGS = {"sleep": sleep_for_ever, "spin": spin_for_ever, "recv": wait_for_nothing}
+def lock_for_ever() -> None:
+    """Hang with the interpreter locked: no other thread of the process runs Python any more."""
+    ctypes.PyDLL(None).sleep(3600)
+
+
+HANGS = {
+    "sleep": sleep_for_ever,
+    "spin": spin_for_ever,
+    "recv": wait_for_nothing,
+    "lock": lock_for_ever,
+}
 hangs = [plan.split(":") for plan in args.hang]
 
 
@@ -69,7 +84,7 @@ def hang_at(step: int) -> None:
     """Hang here, if this is the place; not again in a step that is tried again."""
     for plan in list(hangs):
         how, rank, at = plan
-        if int(at) == step and int(rank) in (job.rank, -1) and not newcomer:
+        if int(at) == step and int(rank) in (job.rank, -1) and (args.hang_again or not newcomer):
             hangs.remove(plan)
             HANGS[how]()
 
@@ -139,7 +154,10 @@ def train_step(step: int) -> float:
 
 
 ledger = args.out / f"ledger-{job.rank}.jsonl"
+save_before, save_s = args.save.split(":")
 for done, value in job.steps(train_step, until=args.steps):
+    if job.rank == 0 and done + 1 == int(save_before):
+        time.sleep(float(save_s))
     with ledger.open("a") as file:
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
 (args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))

@@ -101,6 +101,50 @@ def test_a_stopped_rank_is_described_by_what_the_kernel_says(tmp_path: Path, cal
     assert "stopped by a signal" in incident["stack"]
 
 
+def test_a_rank_whose_interpreter_is_locked_is_named(tmp_path: Path, calm: Run) -> None:
+    """It cannot answer while all others can: that is an answer too."""
+    job = train(tmp_path, "--hang", "lock:1:8", flags=HANGING)
+
+    assert_same(calm, tmp_path, ())
+    assert [1, 2, 1, 1] == processes(tmp_path)
+    (incident,) = job.timeline()
+    assert ("hang", 1) == (incident["kind"], incident["rank"])
+    assert "its process does not answer" in incident["what"]
+    assert "thread" in incident["stack"]
+
+
+def test_a_rank_that_does_not_come_out_to_recover_is_named(tmp_path: Path, calm: Run) -> None:
+    """One rank dies while another one hangs: the second cannot be interrupted, ends itself and says where."""
+    job = train(tmp_path, "--die", "before:1:8", "--hang", "sleep:2:8")
+
+    assert_same(calm, tmp_path, ())
+    assert [1, 2, 2, 1] == processes(tmp_path)
+    (told,) = (each for each in job.timeline() if each["rank"] == 2)
+    assert "did not come out of sleep_for_ever (ddp_job.py:" in told["what"]
+    assert "in sleep_for_ever" in told["stack"]
+
+
+def test_a_hang_that_comes_back_ends_the_job(tmp_path: Path) -> None:
+    """The same rank, step and call three times is the program's own."""
+    with running(
+        tmp_path,
+        *("--nproc-per-node", "2", "--spares", "1", "--hang-floor", "1"),
+        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--hang", "sleep:1:5", "--hang-again"),
+    ) as job:
+        assert 137 == job.wait(90), job.err
+
+    assert "3 times in a row" in job.err
+    assert ["recover-in-place", "recover-in-place", "exit"] == [each["strategy"] for each in job.timeline()]
+
+
+def test_a_checkpoint_between_two_steps_is_no_hang(tmp_path: Path, calm: Run) -> None:
+    """Rank 0 saves for many times as long as a step may take, and the others wait for it in the next one."""
+    job = train(tmp_path, "--save", "9:6", flags=("--hang-floor", "1"))
+
+    assert calm == read_run(tmp_path)
+    assert [] == _incidents(job)
+
+
 # --- memory errors and the network -------------------------------------------------------------------------
 
 
@@ -190,3 +234,61 @@ def test_memory_that_nobody_registered_cannot_be_damaged(tmp_path: Path) -> None
 
 def _incidents(job: RunningJob) -> list[object]:
     return list(job.timeline())
+
+
+# --- what workers get from the environment -----------------------------------------------------------------
+
+SHOW = """
+import json, os, sys
+import torch
+from taskd import train
+job = train.join()
+if sys.argv[1] == "keeps":
+    job.wrap(lambda: torch.nn.Linear(2, 2))
+names = ["HCCL_OP_RETRY_ENABLE", "HCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+print(json.dumps([os.environ.get(name) for name in names]))
+"""
+
+
+def shown(home: Path, script: str, *flags: str, env: dict[str, str]) -> list[str | None]:
+    """Run a script that prints its variables."""
+    file = home / "show.py"
+    file.write_text(SHOW)
+    with running(home, *flags, str(file), script, env=env) as job:
+        assert 0 == job.wait(60), job.err
+    values: list[str | None] = json.loads(job.out.splitlines()[-1])
+    return values
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "env", "expected"),
+    [
+        ("keeps", (), {}, [None, "0", "0"]),
+        ("joins", (), {}, [None, None, "1"]),
+        ("keeps", ("--recover-strategy", "exit"), {}, [None, None, "1"]),
+        (
+            "keeps",
+            (),
+            {"HCCL_OP_RETRY_ENABLE": "L0:0, L1:1, L2:1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
+            ["L0:0, L1:1, L2:1", "0", "3"],
+        ),
+        ("keeps", (), {"HCCL_ASYNC_ERROR_HANDLING": "2"}, [None, "2", "0"]),
+    ],
+)
+def test_s3_9_s3_10_what_the_collective_library_is_told(
+    tmp_path: Path, script: str, flags: tuple[str, ...], env: dict[str, str], expected: list[str | None]
+) -> None:
+    """The operator retry is passed on; watchdogs are off where the process is to live, unless the user spoke.
+
+    A script that keeps no state for a recovery has torchrun's setting.
+    """
+    assert expected == shown(tmp_path, script, *flags, env=env)
+
+
+def test_s3_12_a_wrong_operator_retry_ends_the_launch(tmp_path: Path) -> None:
+    """Before anything starts, with the variable's name."""
+    script = tmp_path / "script.py"
+    script.touch()
+    with running(tmp_path, str(script), env={"HCCL_OP_RETRY_ENABLE": "L1:yes"}) as job:
+        assert 2 == job.wait(60)
+    assert "HCCL_OP_RETRY_ENABLE=L1:yes in the environment" in job.err

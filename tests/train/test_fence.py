@@ -209,3 +209,20 @@ def test_a_rank_that_waits_for_an_absent_peer_wakes(tmp_path: Path) -> None:
 
     assert result["awake_ms"] < 250
     assert "there" == result["still"]
+
+
+def test_severed_connections_are_not_a_cut(scene: Scene) -> None:
+    """Only this generation's break, and it goes on: another group may be made, nothing is refused."""
+    with scene.fence.recording(1):
+        listener = scene.listener()
+        first = scene.connect(listener)
+    with scene.fence.recording(2):
+        second = scene.connect(listener)
+
+    assert 2 == scene.fence.sever(1)
+
+    assert not is_alive(first)
+    assert is_alive(second)
+    with scene.fence.recording(1):
+        third = scene.connect(listener)
+    assert is_alive(third)

@@ -10,6 +10,7 @@ One JSON object per line; blank lines and lines that begin with ``#`` are skippe
     {"step": 30, "node": 0, "kind": "kill"}
     {"step": 40, "role": "manager", "kind": "hang"}
     {"step": 50, "rank": 2, "kind": "exit", "code": 3}
+    {"step": 60, "rank": 3, "kind": "uce"}
 """
 
 import json

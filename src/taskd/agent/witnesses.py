@@ -14,7 +14,7 @@ from taskd.core.heartbeat import BeatView
 from taskd.core.testimony import Place, Statement
 from taskd.kit.pages import Page
 from taskd.kit.procinfo import describe_process
-from taskd.worker.where import FILE_NAME, Where, answer_path, read_answer
+from taskd.kit.whereabouts import STACK_FILE, Where, answer_path, read_answer
 
 ROUND_S = 1.0
 MUTE_S = 3.0
@@ -90,7 +90,7 @@ class Witnesses:
 def describe_mute(pid: int, logs: str) -> Where:
     """Describe a process that does not answer, by what the kernel says, and keep that in its logs."""
     stack = describe_process(pid)
-    file = f"{logs}/{FILE_NAME}"
+    file = f"{logs}/{STACK_FILE}"
     try:
         Path(file).write_text(
             f"the process does not answer; its threads, as the kernel sees them:\n{stack}", "utf-8"

@@ -30,9 +30,10 @@ from taskd.core.messages import (
     worker_address,
 )
 from taskd.kit.pages import Page
+from taskd.kit.whereabouts import STACK_FILE, write_answer
 from taskd.links.frames import BlockingFrames
 from taskd.wire.envelope import Message, WireError, decode_envelope, encode_envelope, pack, unpack
-from taskd.worker.where import FILE_NAME, look_at, write_answer
+from taskd.worker.where import look_at
 
 CONNECT_S = 0.2
 SEND_S = 0.2
@@ -174,7 +175,7 @@ class Worker:
         groups: Mapping[str, int] = {}
         if self.count_collectives is not None and not last:
             groups = self.count_collectives()
-        file = str(Path(self._env.error_file).with_name(FILE_NAME)) if self._env.error_file else ""
+        file = str(Path(self._env.error_file).with_name(STACK_FILE)) if self._env.error_file else ""
         try:
             write_answer(self._env.page, look_at(thread, number, groups, file, last=last))
         except OSError as error:

@@ -6,57 +6,19 @@ The stack goes whole into the rank's log directory, where people look, and in sh
 the agent looks.
 """
 
-import json
 import linecache
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 
+from taskd.kit.whereabouts import Where
+
 MAX_STACK = 4000
-FILE_NAME = "stack.txt"
 WAITING_IN = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/distributed.py")
-_LIBRARY = sysconfig.get_paths()["stdlib"]
-_PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
 _OWN = str(Path(__file__).resolve().parent.parent)
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A rank's answer. ``number`` is the question's; ``last`` marks the last words of a process that ends."""
-
-    number: int
-    call: str = ""
-    line: str = ""
-    waiting: bool = False
-    groups: Mapping[str, int] = field(default_factory=dict)
-    stack: str = ""
-    file: str = ""
-    last: bool = False
-
-
-def answer_path(page: str) -> str:
-    """Name the file beside a page in which its worker answers."""
-    return f"{page}.where"
-
-
-def read_answer(page: str) -> Where | None:
-    """Read the last answer; None if there is none that can be read."""
-    try:
-        return Where(**json.loads(Path(answer_path(page)).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def write_answer(page: str, where: Where) -> None:
-    """Write an answer in one move."""
-    draft = f"{answer_path(page)}.new"
-    Path(draft).write_text(json.dumps(asdict(where)), "utf-8")
-    Path(draft).replace(answer_path(page))
 
 
 def look_at(thread: int, number: int, groups: Mapping[str, int], file: str, *, last: bool = False) -> Where:
@@ -85,13 +47,17 @@ def look_at(thread: int, number: int, groups: Mapping[str, int], file: str, *, l
 
 def _speaking(frame: FrameType) -> tuple[CodeType, int]:
     """Choose the frame that says most: the script's own code, else torch's, else the innermost."""
+    import sysconfig  # here: start-up time is recovery time
+
+    paths = sysconfig.get_paths()
+    packages, library = (paths["purelib"], paths["platlib"]), paths["stdlib"]
     walk: FrameType | None = frame
     packaged: FrameType | None = None
     while walk is not None:
         file = walk.f_code.co_filename
-        if file.startswith(_PACKAGES):
+        if file.startswith(packages):
             packaged = packaged or walk
-        elif not file.startswith(("<", _LIBRARY, _OWN)):
+        elif not file.startswith(("<", library, _OWN)):
             return walk.f_code, walk.f_lineno
         walk = walk.f_back
     chosen = packaged or frame

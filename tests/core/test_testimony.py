@@ -30,9 +30,20 @@ def blamed(*words: Statement) -> tuple[int, ...] | None:
     return None if hang is None else hang.blamed
 
 
-def test_the_one_that_began_fewer_collectives_is_to_blame() -> None:
-    """The others have begun one more and wait in it."""
+def test_the_one_that_computes_is_to_blame() -> None:
+    """The others wait in a collective that it has not begun."""
     assert (2,) == blamed(word(0, 5), word(1, 5), word(2, 4, waiting=False), word(3, 5))
+
+
+def test_who_waits_is_not_to_blame_whatever_it_has_counted() -> None:
+    """Ranks 0 and 1 have exchanged a state, which a backend counts like a collective."""
+    assert (0,) == blamed(word(0, 9, waiting=False), word(1, 9), word(2, 5), word(3, 5))
+    assert () == blamed(word(0, 9), word(1, 9), word(2, 5), word(3, 5))
+
+
+def test_the_one_that_began_fewer_collectives_is_to_blame_where_no_stack_tells() -> None:
+    """Collectives of a device: all wait for the device, but one has begun fewer of them."""
+    assert (2,) == blamed(*(word(rank, 4 if rank == 2 else 5, waiting=False) for rank in range(4)))
 
 
 def test_the_one_that_has_not_voted_is_to_blame() -> None:
@@ -64,8 +75,8 @@ def test_one_that_waits_itself_is_not_to_blame() -> None:
     """Rank 1 is behind in the second group because it waits for rank 0 in the first."""
     assert (0,) == blamed(
         word(0, groups={"tp": 3}, waiting=False),
-        word(1, groups={"tp": 4, "dp": 7}),
-        word(2, groups={"dp": 8}),
+        word(1, groups={"tp": 4, "dp": 7}, waiting=False),
+        word(2, groups={"dp": 8}, waiting=False),
     )
 
 

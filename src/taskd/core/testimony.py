@@ -2,9 +2,11 @@
 
 In a synchronous job everybody stops when one rank does, and all pages show the same silence. What tells
 them apart is *where* each of them is. A rank is behind if it has not come as far in the step as others, or
-has begun fewer collectives than the other members of a group: those wait for it, and it waits for nobody. A
-rank that does not even answer while others do is the one. If all are equally far and all are inside a
-collective, nobody is to blame: the network ate something, and the step is tried again.
+computes while they wait in a collective, or has begun fewer collectives than the other members of a group:
+those wait for it, and it waits for nobody. A rank that does not even answer while others do is the one. If
+all are equally far and all are inside a collective, nobody is to blame: the network ate something, and the
+step is tried again. (Or one of them is stuck inside it. Then it does not come out when it is called to try
+again, and ends itself.)
 
 Being behind is no crime for a while. How long is learned from the job's own steps (``core.hangs``) and
 comes with each testimony; between two steps, where checkpoints are written, it is much longer than inside
@@ -104,24 +106,32 @@ def find_hang(testimonies: Mapping[int, Statement]) -> Hang | None:
 
 
 def _furthest_back(equals: Sequence[Statement]) -> list[Statement]:
-    """Find those for whom the others wait, among ranks that are at the same place of the same step."""
+    """Find those for whom the others wait, among ranks that are at the same place of the same step.
+
+    Who is inside a collective waits, whatever is counted: backends count messages between two ranks too, and
+    those differ from rank to rank. Counts decide where stacks do not tell, as with collectives of a device.
+    """
     mute = [each for each in equals if not each.answered]
     if mute:
         return mute if len(mute) < len(equals) else []
+    busy = [each for each in equals if not each.waiting]
+    fewest = _fewest_collectives(busy)
+    if fewest:
+        return fewest
+    return busy if len(busy) < len(equals) else []
+
+
+def _fewest_collectives(ranks: Sequence[Statement]) -> list[Statement]:
     furthest: dict[str, int] = {}
     least: dict[str, int] = {}
-    for each in equals:
+    for each in ranks:
         for group, count in each.groups.items():
             furthest[group] = max(count, furthest.get(group, count))
             least[group] = min(count, least.get(group, count))
     # Behind somebody in one group and ahead of somebody in another: such a rank waits itself.
-    back = [
+    return [
         each
-        for each in equals
+        for each in ranks
         if any(count < furthest[group] for group, count in each.groups.items())
         and not any(count > least[group] for group, count in each.groups.items())
     ]
-    if back:
-        return back
-    busy = [each for each in equals if not each.waiting]
-    return busy if len(busy) < len(equals) else []

@@ -33,6 +33,7 @@ parser.add_argument("--hang-again", action="store_true", help="in the replacemen
 parser.add_argument(
     "--save", default="-1:0", help="STEP:SECONDS that rank 0 takes for a checkpoint before it"
 )
+parser.add_argument("--checkpoint", default="", help="DIR:N, a checkpoint every N steps")
 args = parser.parse_args()
 
 faulthandler.register(signal.SIGUSR1)  # a test that hangs can be asked where
@@ -110,6 +111,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
 ddp = job.wrap(lambda: DistributedDataParallel(model, bucket_cap_mb=0.25))
 job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+if args.checkpoint:
+    directory, _, every = args.checkpoint.rpartition(":")
+    job.checkpoint(directory, every=int(every))
 optimizer.register_step_pre_hook(dying_at("voted"))
 optimizer.register_step_post_hook(dying_at("updated"))
 list(model.parameters())[8].register_hook(dying_at("backward"))

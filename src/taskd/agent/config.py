@@ -23,3 +23,4 @@ class AgentConfig:
     own_tmp: bool = False
     warm: str = ""
     spare: bool = False
+    dump_dir: str = ""

@@ -100,6 +100,8 @@ def make_launch(
             "TASKD_PAGE": files.page,
             "TASKD_SLOT": files.slot,
             "TASKD_SHM_DIR": config.shm_dir,
+            "TASKD_DUMP_DIR": config.dump_dir,
+            "TASKD_RESUME": config.spec.resume_dir,
             "TASKD_FIRED_DIR": config.fired_dir,
         }
     )

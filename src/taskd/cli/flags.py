@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from pathlib import Path
 
 from taskd.cli.errors import FlagError
 from taskd.cli.flagtable import WITHOUT_EFFECT, Given, read_flags
@@ -80,6 +81,8 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
         spare_nodes=_parse_count(given, "spare-nodes", 0),
         logs=_parse_logs(given, machine),
         recover_strategies=_parse_strategies(given),
+        dump_dir=_parse_directory(given, "dump-dir"),
+        resume_dir=_parse_directory(given, "resume", exists=True),
         local_addr=given.text("local-addr") or "",
     )
     spec = _parse_rdzv_conf(spec, given, notes)
@@ -327,6 +330,18 @@ def _parse_streams(given: Given, name: str) -> dict[int, int]:
         raise given.complain(name, rule)
     pairs = (pair.split(":") for pair in text.split(","))
     return {int(rank): int(streams) for rank, streams in pairs}
+
+
+def _parse_directory(given: Given, name: str, *, exists: bool = False) -> str:
+    text = given.text(name)
+    if text is None:
+        return ""
+    path = Path(text).absolute()
+    if path.exists() and not path.is_dir():
+        raise given.complain(name, "that is a file; give a directory")
+    if exists and not path.is_dir():
+        raise given.complain(name, "there is no such directory")
+    return str(path)
 
 
 def _parse_strategies(given: Given) -> tuple[str, ...]:

@@ -86,6 +86,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("spares", "warm processes kept for replacements (default 0)", "N", from_env=False, group=_OWN),
     Flag("local-nodes", "play N nodes on this machine", "N", from_env=False, group=_OWN),
     Flag("spare-nodes", "keep N more nodes of this machine for lost ones", "N", from_env=False, group=_OWN),
+    Flag("dump-dir", "where the state goes when there is no way on", "DIR", from_env=False, group=_OWN),
+    Flag("resume", "go on from the newest checkpoint or dump in DIR", "DIR", from_env=False, group=_OWN),
     Flag("faults", "schedule of faults to inject, JSON lines", "FILE", from_env=False, group=_OWN),
     Flag("keep-trying", "go on when the same failure keeps coming back", from_env=False, group=_OWN),
     Flag(

@@ -82,6 +82,8 @@ class LaunchSpec:
     logs: LogSettings = field(default_factory=LogSettings)
     faults: tuple["ScheduledFault", ...] = ()
     recover_strategies: tuple[str, ...] = ()
+    dump_dir: str = ""
+    resume_dir: str = ""
     rdzv_backend: str = "static"
     rdzv_endpoint: str = ""
     local_addr: str = ""

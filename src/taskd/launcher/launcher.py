@@ -184,6 +184,7 @@ class Launcher:
             own_tmp=len(self._topology.nodes) > 1,
             warm=WARM_TORCH if in_python and (self._spec.spares > 0 or node.spare) else "",
             spare=node.spare,
+            dump_dir=self._spec.dump_dir or str(jobs.base_dir() / "dumps" / self._spec.job),
         )
 
     # --- what the roles say ------------------------------------------------------------------------------

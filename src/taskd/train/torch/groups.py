@@ -1,8 +1,8 @@
 """Process groups that stay the same objects while the processes behind them change.
 
 A script holds groups in many places: closures, a DeviceMesh, the mesh infos of FSDP, the names by which
-functional collectives find them. After a change of membership none of these can be found and replaced. So what
-the script holds is a group of ours that passes every call on to an inner one, and the inner one is exchanged.
+functional collectives find them. After a change of membership none of these can be found and replaced. So
+what the script holds is a group of ours that passes every call on to an inner one, and the inner one is exchanged.
 torch's C++ code calls a group that is written in Python as well: DDP's reducer and DTensor's collectives do.
 
 The inner groups of a generation are made under names that all ranks agree on: the generation, and the name

@@ -1,0 +1,113 @@
+"""Where there is no way on, the state is written to disk, and a later run goes on with the same bits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.roles.harness import running
+from tests.train.test_recovery import SCRIPT, STEPS, WORLD, assert_same, read_run, train
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ("--nproc-per-node", str(WORLD), "--spares", "2")
+Run = dict[int, tuple[dict[int, str], str]]
+
+
+def script(home: Path, *more: str) -> tuple[str, ...]:
+    return (SCRIPT, "--out", str(home), "--steps", str(STEPS), *more)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same command without faults."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    train(home)
+    return read_run(home)
+
+
+def last_step(home: Path) -> int:
+    """Return the last step that rank 0 was told of."""
+    lines = (home / "ledger-0.jsonl").read_text().splitlines()
+    return int(json.loads(lines[-1])["step"])
+
+
+def test_a_job_that_gets_sigterm_goes_on_later(tmp_path: Path, undisturbed: Run) -> None:
+    """The state of the last step is written; the next job computes none again and ends with the same bits."""
+    dumps = tmp_path / "dumps"
+    with running(tmp_path, *FLAGS, "--dump-dir", str(dumps), *script(tmp_path, "--pause", "0.1")) as job:
+        job.at_step(5)
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert 143 == job.wait(90), job.err
+    (incident,) = job.timeline()
+    assert ("dump", "stop") == (incident["strategy"], incident["kind"])
+    (dump,) = dumps.iterdir()
+    assert f"step-{last_step(tmp_path) + 1:08d}" == dump.name
+    assert str(dump) in incident["outcome"]
+
+    with running(tmp_path, *FLAGS, "--resume", str(dumps), *script(tmp_path)) as job:
+        assert 0 == job.wait(90), job.err
+    assert undisturbed == read_run(tmp_path)
+
+
+def test_a_fault_that_cannot_be_recovered_restarts_from_its_dump(tmp_path: Path, undisturbed: Run) -> None:
+    """Without recover-in-place a killed rank costs a restart of all, but no step."""
+    faults = tmp_path / "faults.jsonl"
+    faults.write_text('{"step": 8, "rank": 1, "kind": "kill"}\n')
+    job = train(tmp_path, flags=("--recover-strategy", "dump,exit", "--faults", str(faults)))
+
+    assert ["dump", "restart"] == [incident["strategy"] for incident in job.timeline()]
+    assert_same(undisturbed, tmp_path, (1,))
+
+
+def test_a_dump_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """A directory that is a file: the job ends all the same, and the timeline has the reason."""
+    blocked = tmp_path / "blocked"
+    with running(tmp_path, *FLAGS, "--dump-dir", str(blocked), *script(tmp_path, "--pause", "0.1")) as job:
+        job.at_step(5)
+        blocked.write_text("in the way")
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert 143 == job.wait(90), job.err
+
+    (incident,) = job.timeline()
+    assert "the dump failed" in incident["outcome"]
+    assert "is a file" in incident["outcome"]
+
+
+def test_a_run_resumes_from_its_checkpoints(tmp_path: Path, undisturbed: Run) -> None:
+    """``job.checkpoint``: the whole job is killed, and the next one goes on from the newest whole one."""
+    saves = tmp_path / "saves"
+    with running(tmp_path, *FLAGS, *script(tmp_path, "--pause", "0.1", "--checkpoint", f"{saves}:4")) as job:
+        job.at_step(10)
+        os.kill(job.process.pid, signal.SIGKILL)
+    names = sorted(path.name for path in saves.iterdir() if not path.name.startswith("."))
+    assert names
+    assert set(names) <= {"step-00000004", "step-00000008", "step-00000012"}
+    newest = saves / names[-1]
+    damaged = next(path for path in newest.iterdir() if path.name.startswith("shard"))
+    if len(names) > 1:
+        # The older one must do.
+        damaged.write_bytes(damaged.read_bytes()[:-100] + bytes(100))
+    for ledger in tmp_path.glob("ledger-*"):
+        ledger.unlink()
+    with running(tmp_path, *FLAGS, *script(tmp_path, "--checkpoint", f"{saves}:4")) as again:
+        assert 0 == again.wait(90), again.err
+
+    run = read_run(tmp_path)
+    begun = {min(losses) for losses, _ in run.values()}
+    assert {int(names[-2 if len(names) > 1 else -1][-8:])} == begun
+    for rank, (losses, digest) in run.items():
+        expected, end = undisturbed[rank]
+        assert {step: loss for step, loss in expected.items() if step >= min(begun)} == losses
+        assert end == digest
+
+
+def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
+    """Instead of beginning at the beginning unasked."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with running(tmp_path, *FLAGS, "--max-restarts", "0", "--resume", str(empty), *script(tmp_path)) as job:
+        assert 0 != job.wait(90)
+    assert "there is no checkpoint in" in job.err

@@ -1,8 +1,9 @@
 """A small run in a topology of four ranks, written as a user would, for recovery tests.
 
-``--kind`` chooses: ``hsdp`` (2 replicas x 2 shards), ``fsdp`` (4 shards), ``tp`` (2 data x 2 tensor parallel),
-``pp`` (2 data x 2 stages) and ``own`` (DDP over a group that the script made by itself). Every committed step
-goes to a ledger; ``--die POINT:RANK:STEP`` makes a rank kill itself, in its first process only.
+``--kind`` chooses: ``hsdp`` (2 replicas x 2 shards), ``fsdp`` (4 shards), ``tp`` (2 data x 2 tensor
+parallel), ``pp`` (2 data x 2 stages) and ``own`` (DDP over a group that the script made by itself). Every
+committed step goes to a ledger. ``--die POINT:RANK:STEP`` makes a rank kill itself and ``--raise`` fail once,
+in its first process only.
 """
 
 import argparse
@@ -217,10 +218,9 @@ def train_step(step: int) -> float:
     y = torch.randint(0, 8, (8,), generator=generator)
     time.sleep(args.pause)
     optimizer.zero_grad()
-    if args.kind == "pp" and job.rank < 2:
-        loss = net(x)  # of the other stage; what is backpropagated here is what comes from there
-    else:
-        loss = nn.functional.cross_entropy(net(x), y)
+    # A first stage has no loss of its own; what it propagates back comes from the next one.
+    first = args.kind == "pp" and job.rank < 2
+    loss = net(x) if first else nn.functional.cross_entropy(net(x), y)
     loss.backward()
     if args.kind != "pp":
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -229,32 +229,8 @@ def train_step(step: int) -> float:
     return float(loss.item())
 
 
-def local(value: object) -> object:
-    """Return a state with each DTensor as its own part."""
-    if hasattr(value, "to_local"):
-        return value.to_local()
-    if isinstance(value, dict):
-        return {name: local(part) for name, part in value.items()}
-    return [local(part) for part in value] if isinstance(value, list) else value
-
-
-class Mine:
-    """This rank's part of a state."""
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-
-    def state_dict(self) -> Any:
-        """Return it."""
-        return local(dict(self._thing.state_dict()))
-
-    def load_state_dict(self, _: Any, /) -> None:
-        """Nothing loads it."""
-
-
 ledger = args.out / f"ledger-{job.rank}.jsonl"
 for done, value in job.steps(train_step, until=args.steps):
     with ledger.open("a") as file:
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
-end = digest({"model": Mine(model), "optimizer": Mine(optimizer)})
-(args.out / f"digest-{job.rank}.txt").write_text(end)
+(args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))

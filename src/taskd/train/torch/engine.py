@@ -34,6 +34,7 @@ from taskd.train.torch.fence import SocketFence, count_collectives
 from taskd.train.torch.groups import Groups
 from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.meeting import RAISE_LIMIT_S, Meeting, Wrap
+from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.resetting import refuse_classic
 from taskd.train.torch.restoring import (
@@ -46,7 +47,6 @@ from taskd.train.torch.restoring import (
     part_number,
 )
 from taskd.train.torch.saver import Saver
-from taskd.train.torch.setup import SetupNotes
 from taskd.train.torch.sharding import shard_key
 from taskd.train.torch.undo import Undo
 from taskd.train.torch.wrapping import Handle

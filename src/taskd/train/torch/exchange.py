@@ -12,8 +12,9 @@ The receiver loads nothing before all sums are right: a state that is half of on
 is worse than none. Loading goes through ``load_state_dict``, so parameters stay the objects they are.
 
 Tensors that are the very same view of the same memory (tied weights) travel once. Tensors that overlap in
-another way arrive with the right values and memory of their own. Tensor subclasses and sparse or quantized
-tensors travel inside the pickle.
+another way arrive with the right values and memory of their own. Of a DTensor the sender's part travels, and
+becomes the receiver's (see ``sharding``). Other tensor subclasses and sparse or quantized tensors travel
+inside the pickle.
 """
 
 import ctypes
@@ -28,6 +29,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+from taskd.train.torch.sharding import as_parts, from_parts, local_part
 
 PIECE_BYTES = 64 * 2**20
 GATHER_BYTES = 2**20  # smaller tensors are gathered, larger ones are sent from where they are
@@ -115,7 +118,7 @@ def send_state(objects: Mapping[str, Stateful], dst: int, *, extra: bytes = b"")
     tensors: list[torch.Tensor] = []
     ends: list[tuple[str, int]] = []
     for name, thing in objects.items():
-        states[name] = _pickle_around_tensors(name, thing.state_dict(), tensors)
+        states[name] = _pickle_around_tensors(name, as_parts(thing.state_dict()), tensors)
         ends.append((name, len(tensors)))
     shapes = [_shape(tensor) for tensor in tensors]
     pieces = list(_plan(shapes, ends))
@@ -164,7 +167,8 @@ def receive_state(objects: Mapping[str, Stateful], src: int) -> bytes:
         raise StateMismatch(sorted(head.states), sorted(objects))
     for name, thing in objects.items():
         # One at a time: a device holds one object's state twice, not everybody's.
-        thing.load_state_dict(_Unpickler(head.states[name], head.shapes, tensors).load())
+        state = _Unpickler(head.states[name], head.shapes, tensors).load()
+        thing.load_state_dict(from_parts(state, objects))
     return head.extra
 
 
@@ -372,6 +376,7 @@ class _Hash(Protocol):
 
 def _digest_value(total: _Hash, value: object) -> None:
     if isinstance(value, torch.Tensor):
+        value = local_part(value)
         tensor = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
         total.update(f"tensor {tensor.dtype} {tuple(tensor.shape)}\n".encode())

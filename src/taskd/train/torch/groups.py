@@ -1,8 +1,8 @@
 """Process groups that stay the same objects while the processes behind them change.
 
-A script holds groups in many places: closures, a DeviceMesh, the mesh infos of FSDP, the names by which
-functional collectives find them. After a change of membership none of these can be found and replaced. So
-what the script holds is a group of ours that passes every call on to an inner one, and the inner one is exchanged.
+A script holds groups in many places: closures, a DeviceMesh, the mesh infos of FSDP, the names that
+functional collectives are given. After a change of membership nobody can find and replace them all. So what
+the script holds is a group of ours that passes every call on to an inner one, and the inner one is exchanged.
 torch's C++ code calls a group that is written in Python as well: DDP's reducer and DTensor's collectives do.
 
 The inner groups of a generation are made under names that all ranks agree on: the generation, and the name
@@ -11,7 +11,7 @@ script's order, each at once for all its members, so none waits for one that wai
 
 A replaced process runs its script from the top, while the others stand and wait. Until it comes to its loop
 it is *alone*: its groups have nobody behind them, and what its predecessor got from the others in the same
-calls is read from notes (see ``setup``). So nothing that a script does before its loop holds up the others.
+calls is read from notes (see ``notes``). So nothing that a script does before its loop holds up the others.
 """
 # ruff: noqa: SLF001 - groups are registered in private maps; there is no other way to make one
 
@@ -25,9 +25,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from taskd.train.torch.fence import SocketFence
-from taskd.train.torch.setup import Alone, Noting, SetupNotes
+from taskd.train.torch.notes import Alone, Noting, SetupNotes
 
 log = logging.getLogger("taskd")
 
@@ -98,7 +99,7 @@ class Wanted:
     options: object = None
 
 
-class StableGroup(_dist.ProcessGroup):  # type: ignore[misc, name-defined]
+class StableGroup(ProcessGroup):
     """What the script holds. ``inner`` is the group of the moment."""
 
     def __init__(
@@ -134,7 +135,7 @@ class StableGroup(_dist.ProcessGroup):  # type: ignore[misc, name-defined]
     abort = shutdown
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> Any:  # noqa: ANN401 - a string under another name
         """As above, for Python."""
         return self._taskd_name
 
@@ -268,7 +269,7 @@ class Groups:
         return not unknown
 
     def make(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Do what torch's helper does for a new group, with one of ours; ``call`` is its arguments."""
+        """Do what torch's helper does for a new group, with one of ours; ``call`` has its arguments."""
         ranks, name, tag = call["global_ranks_in_group"], call["group_name"], call.get("pg_tag") or ""
         self._expected = False
         world = _c10d._world

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from taskd.train.torch import randomness
+from taskd.train.torch.sharding import local_part
 
 LENGTH = struct.Struct("<3Q")
 MAX_BUFFERS_BYTES = 4 * 1024 * 1024
@@ -56,7 +57,7 @@ class OwnState:
     def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the buffers if they are small enough to be kept each step; large ones are tables."""
         modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
-        buffers = [buffer for module in modules for buffer in module.buffers()]
+        buffers = [local_part(buffer) for module in modules for buffer in module.buffers()]
         if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:
             return []
         return buffers

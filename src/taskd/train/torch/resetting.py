@@ -26,8 +26,8 @@ class ClassicFsdp(TypeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "FullyShardedDataParallel keeps its shards in flat parameters that cannot be brought back from a "
-            "fault; use torch.distributed.fsdp.fully_shard, or leave this module out of job.wrap and "
+            "FullyShardedDataParallel keeps its shards in flat parameters that cannot be brought back after "
+            "a fault; use torch.distributed.fsdp.fully_shard, or leave this module out of job.wrap and "
             "job.register to train without recovery from memory"
         )
 

@@ -16,9 +16,9 @@ in it would then change the result:
 
 With ``find_unused_parameters`` torch settles the layout at construction itself; it is left alone.
 
-A DDP over a submesh of a tensor parallel module has torch turn the module's DTensors into plain ones and
-back around each forward pass. torch's way leaves the module without any parameter after its first pass, so
-its state cannot be asked for; and it cannot be applied twice. Ours does the same and keeps them.
+A DDP over a submesh of a tensor parallel module has torch turn the module's DTensors into plain parameters
+and back around each forward pass. torch's way leaves the module without any parameter after its first pass,
+so its state cannot be asked for, and it cannot be applied twice. Ours does the same and keeps them.
 """
 # ruff: noqa: SLF001 - what decides the bits is in private parts; they are checked before they are touched
 

@@ -16,19 +16,19 @@ import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import Work
 
 KEEP_BYTES = 1024 * 1024  # one result
 KEEP_ALL_BYTES = 16 * 1024 * 1024
 
 _Key = tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]]
 _ONE_SIDED = ("send", "recv", "recv_anysource")
+_ASKING = ("_get", "_set", "_start", "_end", "get_", "set_")
 
 log = logging.getLogger("taskd")
-_Work = cast("Any", dist).Work
 
 
 class NotNoted(RuntimeError):
@@ -41,10 +41,10 @@ class NotNoted(RuntimeError):
         )
 
 
-class Done(_Work):  # type: ignore[misc, valid-type]
+class Done(Work):
     """A call that is over."""
 
-    def __init__(self, result: object) -> None:
+    def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
         self._future: torch.futures.Future[Any] = torch.futures.Future()
         self._future.set_result(result)
@@ -65,9 +65,10 @@ class Done(_Work):  # type: ignore[misc, valid-type]
         """For those who chain on it."""
         return self._future
 
-    def result(self) -> object:
+    def result(self) -> list[torch.Tensor]:
         """Return what came out."""
-        return self._future.value()
+        found: list[torch.Tensor] = self._future.value()
+        return found
 
 
 class SetupNotes:
@@ -134,15 +135,12 @@ class Noting:
 
     def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - the group's attributes
         found = getattr(self.real, operation)
-        if (
-            operation.startswith(("_get", "_set", "_start", "_end", "get_", "set_"))
-            or operation in _ONE_SIDED
-        ):
+        if operation.startswith(_ASKING) or operation in _ONE_SIDED:
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
             work = found(*args, **kwargs)
-            if isinstance(work, _Work):
+            if isinstance(work, Work):
                 # What comes out is there when the work is done; before the loop nobody is in a hurry.
                 work.wait()
                 self._notes.take(operation, self._name, _results(operation, args))

@@ -83,8 +83,10 @@ def test_a_dump_that_fails_is_said_and_holds_nobody_up() -> None:
     assert "the dump failed: rank 0: no space left on device" == full.incidents[1].outcome
 
     again = keeping("dump")
-    again.exited("1", KILLED, step=4)
-    again.exited("2", KILLED, step=4)
+    for node, left in (("1", ["0", "2"]), ("2", ["0"]), ("0", [])):
+        again.effects.clear()
+        again.exited(node, KILLED, step=4)
+        assert [node for node in ("0", "1", "2") if left] == again.orders(Recover)
     assert JobPhase.STOPPING == again.job.phase
 
     silent = keeping("dump")

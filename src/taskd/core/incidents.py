@@ -7,6 +7,7 @@ and a missing mark (a script that never joins has no ``joined``) leaves no hole.
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from taskd.core.launch import DUMP
 from taskd.core.status import IncidentStatus, PhaseName
 
 RECOVERING = "recovering"
@@ -101,4 +102,6 @@ def describe_news(incident: IncidentStatus) -> str:
             spent = f"in {incident.downtime_ms:.0f} ms ({parts})"
             return f"started again after fault {incident.number} {spent}; the script reports no steps"
         return f"recovered from fault {incident.number} in {incident.downtime_ms:.0f} ms ({parts})"
+    if incident.strategy == DUMP and incident.outcome != RECOVERING:
+        return incident.outcome
     return ""

@@ -87,6 +87,7 @@ from taskd.core.saving import (
     SAVE_LIMIT_S,
     begin_saving,
     can_save,
+    can_save_again,
     close_saving,
     take_saved,
     take_standing_to_save,
@@ -458,6 +459,8 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     if job.phase is JobPhase.STOPPING:
         return _blame_earlier(job, report, culprit, failure)
     if job.phase is JobPhase.SAVING and job.saving is not None and report.rank in job.saving.ranks:
+        if can_save_again(job):
+            return begin_saving(job, event.now, event.stamp, job.saving.then)
         return _stop_saving(job, event.now, event.stamp, culprit.what)
     if job.phase not in UNDER_WAY:
         return job, ()

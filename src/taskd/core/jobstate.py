@@ -117,6 +117,7 @@ class Saving:
 
     ranks: frozenset[int]
     then: "Ending | Fault"
+    rounds: int = 1
     target: int = -1
     saved: Mapping[int, str] = field(default_factory=dict)
 

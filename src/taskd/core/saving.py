@@ -27,6 +27,7 @@ from taskd.core.regroup import decide_save
 from taskd.core.status import JobPhase, PhaseName
 
 SAVE_LIMIT_S = 600.0
+MAX_ROUNDS = 3
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
@@ -85,9 +86,16 @@ def begin_saving(job: Job, now: float, stamp: float, then: Ending | Fault) -> Ou
         incident=incident,
         incidents=number,
         recovering=Recovering(order=order),
-        saving=Saving(frozenset(view.rank for view in living), then),
+        saving=Saving(
+            frozenset(view.rank for view in living), then, job.saving.rounds + 1 if job.saving else 1
+        ),
     )
     return job, (*effects, RecordIncident(incident))
+
+
+def can_save_again(job: Job) -> bool:
+    """Tell whether the rest of the living should try it once more, after one of them died over it."""
+    return job.saving is not None and job.saving.rounds < MAX_ROUNDS and bool(_living(job))
 
 
 def take_standing_to_save(

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from taskd.train.torch import rounds, statefile
+from taskd.train.torch import checkpointer, rounds, statefile
 from taskd.train.torch.checkpointer import Checkpointer, capture_objects, dump
 from taskd.train.torch.checkpoints import agree, check_whole, choose, find_offers, load
 from taskd.train.torch.exchange import digest
@@ -518,6 +518,19 @@ def test_a_round_that_waits_for_a_dead_rank_is_given_up_by_a_later_generation(tm
 
     assert [4] == [step for step, _ in find_latest(tmp_path)]
     assert [] == hidden(tmp_path)
+
+
+def test_the_end_of_the_loop_does_not_wait_for_a_rank_that_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checkpointer, "GRACE_S", 0.0)
+    saver = make_saver(tmp_path, rank=0, layout=Layout(("a", "b")))
+    saver.take(2, {"holder": Holder(1)}, RankState(b"", 2))
+    saver.renew(1)
+    saver.close()
+
+    assert "given up, shard-00001, rank-00001 did not come" in caplog.text
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_errors_are_told_once_and_never_end_the_training(

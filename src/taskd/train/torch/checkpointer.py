@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
 
 import torch
@@ -22,7 +23,8 @@ from taskd.train.torch.rounds import ROUND_LIMIT_S, Round, prepare, prune, sweep
 from taskd.train.torch.statefile import Capture
 
 CLOSE_LIMIT_S = ROUND_LIMIT_S + 60.0
-POLL_S = 0.05
+GRACE_S = 10.0  # how long parts of an earlier generation may still come
+POLL_S = (0.02, 1.0)
 
 log = logging.getLogger("taskd")
 
@@ -100,6 +102,7 @@ class Checkpointer:
         self._given_up = threading.Event()
         self._waiting = threading.Event()
         self._left_out: list[Round] = []
+        self._renewed = 0.0
         self._told: set[tuple[object, ...]] = set()
         self.written = -1
         if rank == 0:
@@ -116,6 +119,7 @@ class Checkpointer:
 
     def renew(self, generation: int) -> None:
         """Take part in a later generation. A round of the old one may still be finished, if all wrote."""
+        self._renewed = time.monotonic()
         self._generation = generation
 
     def take(self, step: int, objects: Mapping[str, Stateful], own: RankState) -> bool:
@@ -217,7 +221,7 @@ class Checkpointer:
 
     def _finish(self, round_: Round) -> None:
         try:
-            round_.wait(limit_s=self._limit_s, given_up=self._given_up.is_set)
+            round_.wait(limit_s=self._limit_s, given_up=lambda: self._is_over(round_))
             path = round_.publish()
         except Exception:
             round_.drop()
@@ -229,12 +233,17 @@ class Checkpointer:
 
     def _await_end(self, round_: Round) -> None:
         """Wait until the first rank published or dropped it: until then no rank begins another."""
-        waited_s = 0.0
-        while round_.open and not round_.skipped() and waited_s < self._limit_s:
-            if self._given_up.wait(POLL_S):
-                return
-            waited_s += POLL_S
+        waited_s, pause_s = 0.0, POLL_S[0]
+        while round_.open and not round_.given_up and not self._is_over(round_) and waited_s < self._limit_s:
+            self._given_up.wait(pause_s)
+            waited_s += pause_s
+            pause_s = min(1.3 * pause_s, POLL_S[1])
             self._say_left_out()
+
+    def _is_over(self, round_: Round) -> bool:
+        """Tell whether nothing more can come: nobody waits, or a rank was replaced and did not write."""
+        late = round_.generation < self._generation and time.monotonic() - self._renewed > GRACE_S
+        return late or self._given_up.is_set()
 
     def _say_left_out(self) -> None:
         """Tell those who wait for this rank's parts of a round that it left out."""

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ class RoundIncomplete(CheckpointError):
     """Not all parts of a checkpoint came; nothing was made visible."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Which shard of the state each rank holds; ranks with the same one are replicas of each other."""
 
@@ -48,10 +49,10 @@ class Layout:
         """The number of ranks."""
         return len(self.shards)
 
-    @property
-    def keys(self) -> list[str]:
-        """The shards, in the order of their first rank."""
-        return list(dict.fromkeys(self.shards))
+    @cached_property
+    def keys(self) -> dict[str, int]:
+        """The shards, in the order of their first rank, each with its number."""
+        return {shard: number for number, shard in enumerate(dict.fromkeys(self.shards))}
 
     def owner(self, shard: str) -> int:
         """Return the rank that writes a shard when nothing else is said: the first that has it."""
@@ -59,7 +60,7 @@ class Layout:
 
     def shard_name(self, shard: str) -> str:
         """Return the name of a shard's file, without its ending."""
-        return f"shard-{self.keys.index(shard):05d}"
+        return f"shard-{self.keys[shard]:05d}"
 
     def names(self) -> list[str]:
         """Return the names of all files but the manifest, without their ending."""

@@ -96,7 +96,11 @@ class Round:
         """Open the round, and hold its lock: it says that somebody still works on it."""
         self.path.mkdir(exist_ok=True)
         self._dir = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=self._dir)
+        try:
+            self._lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=self._dir)
+        except BaseException:
+            os.close(self._dir)
+            raise
         with contextlib.suppress(OSError):  # where there are no locks, the times must do
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return self
@@ -120,6 +124,11 @@ class Round:
             return self.path.stat().st_ino == os.fstat(self._dir).st_ino
         except FileNotFoundError:
             return False
+
+    @property
+    def given_up(self) -> bool:
+        """Tell whether the rank that publishes left it out; cheap enough for thousands that ask."""
+        return (self.path / "skipped-00000").exists()
 
     def add_shard(self, shard: str, capture: Capture) -> None:
         """Write a shard of the state."""

@@ -50,6 +50,7 @@ from taskd.train.torch.saver import Saver
 from taskd.train.torch.sharding import shard_key
 from taskd.train.torch.undo import Undo
 from taskd.train.torch.wrapping import Handle
+from taskd.train.torch.zero import ShardedOptimizer
 from taskd.train.watchdog import turn_watchdogs_off
 from taskd.worker.client import Worker
 from taskd.worker.watch import Watch
@@ -249,15 +250,18 @@ class Engine:
         trouble = Trouble(generation, self._rank, step, what, place, kind.value)
         return self._watch.ask_again(trouble, RAISE_LIMIT_S)
 
-    def _before_update(self, *_: object) -> None:
+    def _before_update(self, optimizer: object, *_: object) -> None:
         """Vote before anything is changed, or keep a way back where the vote is at the end of the step."""
         step = self._step
-        if not self._entered or self._attempted != step or self._updates:
+        if not self._entered or self._attempted != step:
             return
         if self._careful:
-            self._undo.keep(self._objects)
-        else:
-            self._vote(step)
+            if not self._updates:
+                self._undo.keep(self._objects)
+            return
+        if isinstance(optimizer, ShardedOptimizer):
+            optimizer.prepare()  # all that it needs from others; nothing is changed by it
+        self._vote(step)
 
     def _after_update(self, *_: object) -> None:
         """Count the step: its update is made, and nobody else is needed."""
@@ -291,6 +295,9 @@ class Engine:
         """Bring the state back to the beginning of a step that was interrupted within its updates."""
         if self._step > step:
             return
+        for thing in self._objects.values():
+            if isinstance(thing, ShardedOptimizer):
+                thing.discard()
         if self._undo.holds:
             self._undo.take_back(self._objects)
         elif self._voted:

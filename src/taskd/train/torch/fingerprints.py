@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from taskd.train.torch.zero import ShardedOptimizer
+
 _MASK = (1 << 63) - 1
 _PRIME = 1_000_003
 _WORD = 8
@@ -38,9 +40,10 @@ def _tensors(objects: Mapping[str, Any]) -> Iterator[torch.Tensor]:
         if isinstance(thing, torch.nn.Module):
             yield from map(_local, thing.parameters())
         elif isinstance(thing, torch.optim.Optimizer):
-            for group in thing.param_groups:
+            inner = thing.inner if isinstance(thing, ShardedOptimizer) else thing
+            for group in inner.param_groups:
                 for parameter in group["params"]:
-                    state = thing.state.get(parameter, {})
+                    state = inner.state.get(parameter, {})
                     for key in sorted(state, key=str):
                         if isinstance(state[key], torch.Tensor):
                             yield _local(state[key])

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from taskd.train.torch.zero import ShardedOptimizer
+
 
 class Undo:
     """A copy of the registered state. Its memory is used again from step to step."""
@@ -35,7 +37,7 @@ class Undo:
             copy.copy_(tensor)
             self._kept.append((tensor, copy))
         for name, thing in objects.items():
-            if isinstance(thing, torch.optim.Optimizer):
+            if _is_plain(thing):
                 bare = [{key: group[key] for key in group if key != "params"} for group in thing.param_groups]
                 self._groups[name] = deepcopy(bare)
                 self._had_state[name] = frozenset(id(parameter) for parameter in thing.state)
@@ -60,11 +62,16 @@ class Undo:
         self.holds = False
 
 
+def _is_plain(thing: object) -> bool:
+    """Tell whether an optimizer's state is where torch has it; that of a share is in its own state_dict."""
+    return isinstance(thing, torch.optim.Optimizer) and not isinstance(thing, ShardedOptimizer)
+
+
 def _tensors(objects: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Return the tensors that an update changes in place; buffers are kept with the rank's own state."""
     for thing in objects.values():
         if isinstance(thing, torch.nn.Module):
             yield from thing.parameters()
-        elif isinstance(thing, torch.optim.Optimizer):
+        elif _is_plain(thing):
             for state in thing.state.values():
                 yield from (value for value in state.values() if isinstance(value, torch.Tensor))

@@ -12,7 +12,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format matrix rounds bench-launcher wheel clean clean-venv
+.PHONY: help setup demo test test-fast lint format matrix rounds bench-launcher bench-recovery bench-peers anatomy wheel clean clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
@@ -23,6 +23,9 @@ help:
 	@echo 'make matrix          kill each rank at each point of a step, and compare the bits'
 	@echo 'make rounds          kill manager and proxy 30 times at each point of an order'
 	@echo 'make bench-launcher  detection, replacement and restart times'
+	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
+	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
+	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
 	@echo 'make setup           only the environment (the others call it)'
 	@echo 'make clean           remove what was built; make clean-venv removes $(VENV) too'
@@ -75,6 +78,17 @@ rounds: $(STAMP)
 bench-launcher: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python bench/launcher.py $(ARGS)
+
+bench-recovery: $(STAMP)
+	@$(COMPILE)
+	@$(BIN)/python bench/run_recovery.py $(ARGS)
+
+bench-peers: $(STAMP)
+	@bash tools/peers.sh '$(BIN)/python'
+
+anatomy: $(STAMP)
+	@$(COMPILE)
+	@$(BIN)/python bench/run_anatomy.py $(ARGS)
 
 wheel: $(STAMP)
 	@$(BIN)/python -m hatchling build -t wheel

@@ -76,7 +76,7 @@ def measure(home: Path, kills: int, spares: int, rank: int, leaks: list[str]) ->
         section.add(f"phase: {phase}", [phases_of(each).get(phase, 0.0) for _, each in pairs])
     over = [phases_of(each).get("first step", 0.0) - fault.step * 1000.0 for fault, each in pairs]
     section.add("  the first step beyond a usual one", over)
-    check_sum(section, pairs, "kills")
+    check_sum(section, pairs, "kills", death=True)
     for name in PLACES:
         section.add(f"newcomer: kill to {name}", places[name])
     section.add("last survivor or newcomer: kill to its wrapper", places["last_wrapped"])

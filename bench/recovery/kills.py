@@ -127,7 +127,7 @@ def _report(section: Section, found: Found) -> None:
     _ratio(section, "  TaskD less one step / floor with its first step", ours, whole, None, flaw)
     for contestant in (TORCHRUN, *OTHERS):
         _compare(section, found, contestant, ours, flaw)
-    check_sum(section, found.pairs, "kills")
+    check_sum(section, found.pairs, "kills", death=True)
     describe(section, [incident for _, incident in found.pairs], "TaskD, kills")
 
 

@@ -28,15 +28,25 @@ def incident_of(fault: Fault, incidents: Sequence[Incident]) -> Incident | None:
     return min(later, key=_began, default=None)
 
 
-def check_sum(section: Section, pairs: Sequence[tuple[Fault, Incident]], what: str) -> None:
-    """Add the row that says how far the phases are from the downtime."""
+def check_sum(
+    section: Section, pairs: Sequence[tuple[Fault, Incident]], what: str, *, death: bool = False
+) -> None:
+    """Add the row that says how far the phases are from the downtime.
+
+    With ``death`` the time from the signal to the kernel's word that the process is gone counts as a phase
+    of its own: the kernel first takes the memory of the process apart, and nobody can know before.
+    """
     off = []
     before, behind = [], []
     for fault, incident in pairs:
         total = sum(phases_of(incident).values())
-        off.append(abs(total - fault.whole * 1000.0) / (fault.whole * 1000.0) * 100.0)
-        before.append((_began(incident) - fault.at) * 1000.0)
+        dying = (_began(incident) - fault.at) * 1000.0
+        known = total + dying if death else total
+        off.append(abs(known - fault.whole * 1000.0) / (fault.whole * 1000.0) * 100.0)
+        before.append(dying)
         behind.append((_began(incident) + total / 1000.0 - fault.back) * 1000.0)
+    if death:
+        section.add("  of it: from kill -9 to the kernel's word that the process is gone", before)
     section.add(f"  sum of the phases differs from the downtime, {what}", off, "%", LIMIT_PERCENT)
     if off:
         within = sum(each <= LIMIT_PERCENT for each in off)

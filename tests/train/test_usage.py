@@ -36,7 +36,7 @@ def train(home: Path, kind: str, *more: str) -> RunningJob:
 
 @pytest.mark.parametrize(("kind", "death"), CASES)
 def test_a_kill_costs_no_bit(tmp_path: Path, kind: str, death: str) -> None:
-    """Two optimizers, a collective after the update, accumulation, a scaler, a loader, a sharded optimizer."""
+    """Two optimizers, a collective after the update, accumulation, a scaler, a loader, ZeRO-1."""
     if kind not in _references:
         train(tmp_path / "reference", kind)
         _references[kind] = read_run(tmp_path / "reference")

@@ -1,7 +1,7 @@
 """Ways in which scripts train, for recovery tests: each is a few lines around the same small model.
 
 ``zero``: a sharded optimizer with two copies. ``two``: two optimizers, the second of which needs the others
-after the first has updated. ``after``: the loss is averaged after the update. ``accumulate``: several backward
+after the first has updated. ``after``: the loss is averaged after the update. ``accumulate``: two backward
 passes a step. ``scaler``: AMP's scaler, which leaves an update out now and then. ``loader``: a loader with a
 sampler, whose augmentation draws random numbers.
 """

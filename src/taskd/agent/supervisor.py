@@ -96,6 +96,7 @@ class _Birth:
     files: RankFiles
     ended: bool = False
     hung: str = ""
+    hung_since: float = 0.0
     stack: str = ""
 
 
@@ -303,6 +304,7 @@ class Agent:
             kept = describe_mute(self._state.workers[rank].pid, birth.files.directory)
             birth.hung = f"{why}; what the kernel says of it is in {kept.file}" if kept.file else why
             birth.stack = kept.stack
+            birth.hung_since = look.since[rank]
             self._log.warning("hung", rank=rank, why=why)
             self._hangs.forget(rank)
             self._nursery.signal(self._state.workers[rank].pid, SIGKILL)
@@ -459,7 +461,8 @@ class Agent:
             exit=child.exit,
             step=view.step if view else -1,
             lived_s=child.noticed_at - birth.at,
-            noticed_at=child.noticed_at,
+            # A rank that hung was lost when it stopped, not when it was ended for it.
+            noticed_at=birth.hung_since or child.noticed_at,
             failed_stamp=error.stamp if error else 0.0,
             error=birth.hung or (error.message if error else ""),
             place=error.place if error else "",

@@ -92,6 +92,7 @@ class Look:
 
     stopped: Mapping[int, str] = field(default_factory=dict)
     silences: Mapping[int, Silence] = field(default_factory=dict)
+    since: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -136,7 +137,8 @@ class HangWatch:
             silent = max(0.0, now - sight.moved_at)
             silences[rank] = Silence(silent, long if sight.place is Place.BETWEEN else in_step, long)
             due = due or silent >= in_step
-        return Look(stopped, silences if due else {})
+        since = {rank: self._trails[rank].stopped_since or now for rank in stopped}
+        return Look(stopped, silences if due else {}, since)
 
     def _limits(self, trail: _Trail) -> tuple[float, float]:
         """Return how long a rank may be silent inside a step, and how long at most."""

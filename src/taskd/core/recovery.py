@@ -142,6 +142,8 @@ def begin_recovery(
 ) -> Outcome:
     """Raise the generation over the survivors."""
     plan, dead, before = proposal.plan, proposal.dead, job.recovering
+    # Attempts count while nothing gets on; a step of anybody is a new beginning.
+    rounds = before.rounds + 1 if before and not before.stepped else 1
     number = job.incidents + 1
     reason = f"{culprit.what}; {_deed(proposal)} their processes"
     incident = Incident(
@@ -175,7 +177,7 @@ def begin_recovery(
         incidents=number,
         culprit=culprit,
         streak=job.streak.extend(failure) if failure else job.streak,
-        recovering=Recovering(before.rounds + 1 if before else 1, order),
+        recovering=Recovering(rounds, order),
         testimonies={},
     )
     for place in plan.places:

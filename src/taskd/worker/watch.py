@@ -18,6 +18,7 @@ from taskd.worker.client import Worker
 
 LOOK_S = 0.1
 REPEAT_S = 0.3
+CUT_S = 10.0
 LEAVE_FLOOR_S, LEAVE_STEPS = 2.0, 3.0
 
 
@@ -42,6 +43,7 @@ class Watch:
         self._regroup: Regroup | Save | None = None
         self._denied: Denied | None = None
         self._leave_by: float | None = None
+        self._cut_until = 0.0
         self._training = threading.get_ident()
         self.pace_s = 0.0
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
@@ -148,9 +150,10 @@ class Watch:
         """
         with self._news:
             leave_by, raised = self._leave_by, self._raised
+        if time.monotonic() < self._cut_until:
+            self._on_raise(raised)  # once more: gloo's threads may have opened new connections
         if leave_by is None:
             return
-        self._on_raise(raised)  # once more: a group that was being made may have opened new connections
         if time.monotonic() > leave_by:
             log.error("taskd: rank %d did not come out of its step; it ends to be replaced", self._rank)
             self._worker.last_words(self._training)
@@ -172,6 +175,7 @@ class Watch:
             if generation <= self._raised:
                 return
             self._raised, self._leader = generation, leader
+            self._cut_until = time.monotonic() + CUT_S
             self._leave_by = time.monotonic() + max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s)
         # Cut first: a training thread that is woken by the condition must find its group dead already.
         self._on_raise(generation)

@@ -18,6 +18,7 @@ calls is read from notes (see ``notes``). So nothing that a script does before i
 import contextlib
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -205,12 +206,17 @@ def _make_inner(group: StableGroup) -> tuple[Any, list[Any]]:
 
 
 def drop(groups: list[StableGroup]) -> None:
-    """Let the inner groups go, their backends last: see ``fence.destroy_groups`` for the deadlock."""
+    """Let the inner groups go, their backends last: see ``fence.destroy_groups`` for the deadlock.
+
+    A backend's end waits for gloo's threads, which takes some ticks of theirs and, about once in a hundred
+    cuts, very long: a thread waits for a peer that never answers. Nobody needs to wait for that with it.
+    """
     backends = [backend for group in groups for backend in group.backends]
     for group in groups:
         group.backends = []
         group.inner = _Gone()
-    backends.clear()
+    if backends:
+        threading.Thread(target=backends.clear, name="taskd-gone", daemon=True).start()
 
 
 # --- all groups of a process -------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ class Agent:
         self._hangs = HangWatch(config.spec.hang_floor_s, config.spec.hang_ceiling_s)
         self._witnesses = Witnesses()
         self._testimonies: tuple[Statement, ...] = ()
+        self._missing_pids: set[int] = set()
         self._said_alone = False
         self._failed_since = time.monotonic()
         self._answer_limit_s = answer_limit_s(os.environ)
@@ -326,9 +327,14 @@ class Agent:
         """Fall back on looking, for a kernel that does not tell: every death is known by then at the latest.
 
         A process that ended but was not reaped still has its entry, so what is missing here is beyond asking.
+        One that is missing for the first time may have been reaped a moment ago, with its exit on the way.
         """
+        before, self._missing_pids = self._missing_pids, set()
         for rank, view in list(self._state.workers.items()):
             if view.state.alive and view.pid and not Path(f"/proc/{view.pid}").exists():
+                self._missing_pids.add(view.pid)
+                if view.pid not in before:
+                    continue
                 self._log.warning("vanished", rank=rank, pid=view.pid)
                 birth = self._births[rank].generation
                 self._on_child_exit(ChildExit(f"g{birth}/r{rank}", view.pid, Exit(), now))

@@ -1,5 +1,7 @@
 """How long a rank may be silent is learned from the job; floor and ceiling are the user's."""
 
+from dataclasses import replace
+
 import pytest
 
 from taskd.core.hangs import (
@@ -103,8 +105,8 @@ def test_between_two_steps_there_is_time_for_a_checkpoint() -> None:
     def saving(step: int, since: float) -> dict[int, Sight]:
         """Rank 0 saves before a step while rank 1 is in it."""
         return {
-            0: Sight(step - 1, since, step - 1, Place.BETWEEN, since),
-            1: in_step(step, since, done_at=since),
+            0: Sight(step - 1, since, step - 1, Place.BETWEEN, since, took_s=0.1),
+            1: replace(in_step(step, since, done_at=since), took_s=0.1),
         }
 
     assert 200.0 == watch.look(now + 11, saving(21, now)).silences[0].patience_s
@@ -157,3 +159,13 @@ def test_limits_that_cannot_be_meant(floor: str | None, ceiling: str | None, whi
         parse_limits(floor, ceiling)
 
     assert which == caught.value.which
+
+
+def test_a_step_is_measured_without_what_interrupted_it() -> None:
+    """A fault in a step, or a checkpoint before it, makes the next step no longer."""
+    watch = HangWatch(floor_s=1.0)
+    now = paced(watch, 1, 20, 0.1)
+    watch.look(now + 60, {0: Sight(20, now + 60, 20, Place.BETWEEN, now + 60, took_s=0.1)})
+
+    later = replace(in_step(21, now + 60, done_at=now + 60), took_s=0.1)
+    assert 1.0 == watch.look(now + 62, {0: later}).silences[0].patience_s

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from taskd.core.heartbeat import (
     F_MAGIC,
     F_PID,
+    F_PLACE,
     F_STATE,
     F_STEP,
     FIELDS,
@@ -16,6 +17,7 @@ from taskd.core.heartbeat import (
     blank,
     parse_page,
 )
+from taskd.core.testimony import Place
 
 
 def test_a_page_that_no_worker_touched_says_so() -> None:
@@ -40,7 +42,8 @@ def test_anything_else_is_no_page(fields: list[int]) -> None:
     """Foreign bytes, too few of them or a state that does not exist: None, and never an error."""
     view = parse_page(fields)
 
-    if len(fields) < FIELDS or fields[F_MAGIC] != MAGIC or fields[F_STATE] not in list(BeatState):
+    known = len(fields) >= FIELDS and fields[F_STATE] in list(BeatState) and fields[F_PLACE] in list(Place)
+    if not known or fields[F_MAGIC] != MAGIC:
         assert view is None
 
 

@@ -295,7 +295,9 @@ class Agent:
                 continue
             stopped = is_stopped(view.pid)
             changed, moved = seen.changed_ns / 1e9, seen.moved_ns / 1e9
-            sights[rank] = Sight(seen.step, changed, seen.begun, seen.place, moved, stopped)
+            sights[rank] = Sight(
+                seen.step, changed, seen.begun, seen.place, moved, stopped, seen.took_ns / 1e9
+            )
             files = self._births[rank].files
             witnesses[rank] = Witness(view.pid, page, files.page, files.directory, seen)
         look = self._hangs.look(now, sights)

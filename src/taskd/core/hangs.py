@@ -62,7 +62,8 @@ class Sight:
     """What one look at a rank shows. Times are of the same clock as ``now``.
 
     ``step`` is the last one that counts, done at ``done_at``; ``begun`` is the one that it is in or was in
-    last, ``place`` where in it, and ``moved_at`` since when.
+    last, ``place`` where in it, and ``moved_at`` since when. ``took_s`` is how long the last one took alone,
+    0 if that is not known.
     """
 
     step: int
@@ -71,6 +72,7 @@ class Sight:
     place: Place
     moved_at: float
     stopped: bool = False
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,6 @@ class _Trail:
     step: int = -1
     done_at: float = 0.0
     begun: int = -1
-    begun_at: float | None = None
     stopped_since: float | None = None
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
@@ -160,20 +161,19 @@ class HangWatch:
             trail = self._trails[rank] = _Trail(sight.step, sight.done_at)
         if sight.step > trail.step:
             self._note_steps(trail, sight)
-        if sight.place is Place.IN_STEP and (sight.begun, sight.moved_at) != (trail.begun, trail.begun_at):
-            if trail.step >= 0 and sight.begun == trail.step + 1 and sight.begun != trail.begun:
+        if sight.place is Place.IN_STEP and sight.begun != trail.begun:
+            if trail.step >= 0 and sight.begun == trail.step + 1:
                 self._longest_pause = max(self._longest_pause, sight.moved_at - trail.done_at)
-            trail.begun, trail.begun_at = sight.begun, sight.moved_at
+            trail.begun = sight.begun
         if not sight.stopped:
             trail.stopped_since = None
         elif trail.stopped_since is None:
             trail.stopped_since = now
 
     def _note_steps(self, trail: _Trail, sight: Sight) -> None:
-        """Learn what a step takes: from its begin if that was seen, else on average since the last look."""
-        began = trail.begun_at if trail.begun == sight.step else None
-        if began is not None:
-            trail.paces.append(sight.done_at - began)
+        """Learn what a step takes: as the rank says, else on average since the last look."""
+        if sight.took_s > 0.0:
+            trail.paces.append(sight.took_s)
         elif trail.step >= 0:
             trail.paces.append((sight.done_at - trail.done_at) / (sight.step - trail.step))
         if trail.paces:

@@ -23,6 +23,8 @@ F_VOTED = 9
 F_BEGUN, F_PLACE, F_MOVED_NS = 10, 11, 12
 # The agent's question where the worker is, and the last one that the worker answered; both are counters.
 F_ASKED, F_ANSWERED = 13, 14
+# How long the last step took, without what came before it; 0 if the script does not say when a step begins.
+F_TOOK_NS = 15
 
 
 class BeatState(IntEnum):
@@ -49,6 +51,7 @@ class BeatView:
     place: Place = Place.BETWEEN
     moved_ns: int = 0
     answered: int = 0
+    took_ns: int = 0
 
 
 def blank(generation: int) -> list[int]:
@@ -80,4 +83,5 @@ def parse_page(fields: list[int]) -> BeatView | None:
         place,
         fields[F_MOVED_NS],
         fields[F_ANSWERED],
+        fields[F_TOOK_NS],
     )

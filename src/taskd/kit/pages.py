@@ -25,6 +25,7 @@ class Page:
             Path(draft).replace(path)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._path = path
+        self._begun_ns = 0
         try:
             self._inode = os.fstat(fd).st_ino
             self._map = mmap.mmap(fd, heartbeat.SIZE_BYTES)
@@ -46,7 +47,9 @@ class Page:
     def done(self, step: int) -> None:
         """Say that a step is done."""
         fields = self._fields
-        fields[heartbeat.F_CHANGED_NS] = fields[heartbeat.F_MOVED_NS] = time.monotonic_ns()
+        now = time.monotonic_ns()
+        fields[heartbeat.F_TOOK_NS] = now - self._begun_ns if self._begun_ns else 0
+        fields[heartbeat.F_CHANGED_NS] = fields[heartbeat.F_MOVED_NS] = now
         fields[heartbeat.F_STEPS_DONE] += 1
         fields[heartbeat.F_STEP] = step
         fields[heartbeat.F_PLACE] = Place.BETWEEN
@@ -54,7 +57,7 @@ class Page:
     def begin(self, step: int) -> None:
         """Say that a step begins."""
         fields = self._fields
-        fields[heartbeat.F_MOVED_NS] = time.monotonic_ns()
+        fields[heartbeat.F_MOVED_NS] = self._begun_ns = time.monotonic_ns()
         fields[heartbeat.F_BEGUN] = step
         fields[heartbeat.F_PLACE] = Place.IN_STEP
 

@@ -163,9 +163,9 @@ def test_limits_that_cannot_be_meant(floor: str | None, ceiling: str | None, whi
 
 def test_a_step_is_measured_without_what_interrupted_it() -> None:
     """A fault in a step, or a checkpoint before it, makes the next step no longer."""
-    watch = HangWatch(floor_s=1.0)
+    watch = HangWatch(floor_s=2.0)
     now = paced(watch, 1, 20, 0.1)
     watch.look(now + 60, {0: Sight(20, now + 60, 20, Place.BETWEEN, now + 60, took_s=0.1)})
 
     later = replace(in_step(21, now + 60, done_at=now + 60), took_s=0.1)
-    assert 1.0 == watch.look(now + 62, {0: later}).silences[0].patience_s
+    assert 2.0 == watch.look(now + 63, {0: later}).silences[0].patience_s

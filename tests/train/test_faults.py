@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,20 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return read_run(home)
 
 
-def processes(home: Path) -> list[int]:
-    """Return how many processes each rank had."""
-    return [len(pids_of(home, rank)) for rank in range(WORLD)]
+def assert_recovered(calm: Run, job: RunningJob, *replaced: int) -> list[dict[str, Any]]:
+    """See that only these ranks have another process, and that no bit differs; returns the incidents.
+
+    A rank that gloo does not let out of a broken collective (its wait for a send is not woken, once in some
+    hundred times on a busy machine) ends itself, is replaced too, and says so in an incident of its own.
+    """
+    incidents = job.timeline()
+    stuck = [each for each in incidents if "did not come out of" in each["what"]]
+    gone = [*replaced, *(each["rank"] for each in stuck)]
+    assert_same(calm, job.home, tuple(each["rank"] for each in stuck))
+    assert [1 + gone.count(rank) for rank in range(WORLD)] == [
+        len(pids_of(job.home, rank)) for rank in range(WORLD)
+    ]
+    return [each for each in incidents if each not in stuck]
 
 
 # --- hangs -------------------------------------------------------------------------------------------------
@@ -40,9 +52,7 @@ def test_a_rank_that_does_nothing_is_named_and_replaced(
     """It sleeps, or spins, for ever: rank, time, call and stack are told; the bits are the same."""
     job = train(tmp_path, "--hang", f"{how}:{rank}:8", flags=HANGING)
 
-    assert_same(calm, tmp_path, ())
-    assert [2 if each == rank else 1 for each in range(WORLD)] == processes(tmp_path)
-    (incident,) = job.timeline()
+    (incident,) = assert_recovered(calm, job, rank)
     assert ("hang", rank, "recover-in-place") == (incident["kind"], incident["rank"], incident["strategy"])
     assert f"rank {rank} (node 0" in incident["what"]
     assert "hangs: it did nothing for" in incident["what"]
@@ -62,9 +72,7 @@ def test_a_hang_is_found_across_nodes(tmp_path: Path, calm: Run) -> None:
     ) as job:
         assert 0 == job.wait(90), job.err
 
-    assert_same(calm, tmp_path, ())
-    assert [1, 1, 1, 2] == processes(tmp_path)
-    (incident,) = job.timeline()
+    (incident,) = assert_recovered(calm, job, 3)
     assert ("hang", 3) == (incident["kind"], incident["rank"])
 
 
@@ -72,9 +80,7 @@ def test_all_ranks_in_a_collective_are_tried_again(tmp_path: Path, calm: Run) ->
     """Nobody is behind: the collective has failed, and the same processes repeat the step."""
     job = train(tmp_path, "--hang", "recv:-1:8", flags=HANGING)
 
-    assert calm == read_run(tmp_path)
-    assert [1] * WORLD == processes(tmp_path)
-    (incident,) = job.timeline()
+    (incident,) = assert_recovered(calm, job)
     assert ("network", "retry") == (incident["kind"], incident["strategy"])
     assert f"all {WORLD} ranks wait in a collective of step 8" in incident["what"]
     assert "wait_for_nothing" in incident["stack"]
@@ -105,9 +111,7 @@ def test_a_rank_whose_interpreter_is_locked_is_named(tmp_path: Path, calm: Run) 
     """It cannot answer while all others can: that is an answer too."""
     job = train(tmp_path, "--hang", "lock:1:8", flags=HANGING)
 
-    assert_same(calm, tmp_path, ())
-    assert [1, 2, 1, 1] == processes(tmp_path)
-    (incident,) = job.timeline()
+    (incident,) = assert_recovered(calm, job, 1)
     assert ("hang", 1) == (incident["kind"], incident["rank"])
     assert "its process does not answer" in incident["what"]
     assert "thread" in incident["stack"]
@@ -117,8 +121,7 @@ def test_a_rank_that_does_not_come_out_to_recover_is_named(tmp_path: Path, calm:
     """One rank dies while another one hangs: the second cannot be interrupted, ends itself and says where."""
     job = train(tmp_path, "--die", "before:1:8", "--hang", "sleep:2:8")
 
-    assert_same(calm, tmp_path, ())
-    assert [1, 2, 2, 1] == processes(tmp_path)
+    assert_recovered(calm, job, 1)
     (told,) = (each for each in job.timeline() if each["rank"] == 2)
     assert "did not come out of sleep_for_ever (ddp_job.py:" in told["what"]
     assert "in sleep_for_ever" in told["stack"]
@@ -142,7 +145,7 @@ def test_a_checkpoint_between_two_steps_is_no_hang(tmp_path: Path, calm: Run) ->
     job = train(tmp_path, "--save", "9:6", flags=("--hang-floor", "1"))
 
     assert calm == read_run(tmp_path)
-    assert [] == _incidents(job)
+    assert [] == job.timeline()
 
 
 # --- memory errors and the network -------------------------------------------------------------------------
@@ -161,12 +164,10 @@ def test_damaged_memory_is_repaired_from_a_replica(tmp_path: Path, calm: Run, ra
     faults = [{"step": 8, "rank": rank, "kind": "uce"} for rank in ranks]
     job = train(tmp_path, flags=schedule(tmp_path, *faults))
 
-    assert calm == read_run(tmp_path)
-    assert [1] * WORLD == processes(tmp_path)
-    incident = job.timeline()[0]
+    incident = assert_recovered(calm, job)[0]
     assert ("uce", "retry") == (incident["kind"], incident["strategy"])
     assert "and state optimizer.exp_avg overwritten" in incident["what"]
-    assert ["recovered"] == [each["outcome"] for each in job.timeline()][-1:]
+    assert "recovered" == job.timeline()[-1]["outcome"]
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -174,14 +175,8 @@ def test_a_broken_network_is_made_anew(tmp_path: Path, calm: Run, rank: int) -> 
     """network: connections break without a death; the processes stay, the bits are the same."""
     job = train(tmp_path, flags=schedule(tmp_path, {"step": 8, "rank": rank, "kind": "network"}))
 
-    assert calm == read_run(tmp_path)
-    assert [1] * WORLD == processes(tmp_path)
-    (incident,) = job.timeline()
-    assert ("network", "retry", "recovered") == (
-        incident["kind"],
-        incident["strategy"],
-        incident["outcome"],
-    )
+    (incident,) = assert_recovered(calm, job)
+    assert ("network", "retry") == (incident["kind"], incident["strategy"])
 
 
 @pytest.mark.parametrize("kind", ["uce", "network", "raise"])
@@ -196,9 +191,8 @@ def test_injected_from_the_command_line(tmp_path: Path, calm: Run, kind: str) ->
         assert "rank 2 is armed" in job.cli("inject", kind, "job", "--rank", "2").stdout
         assert 0 == job.wait(90), job.err
 
-    assert calm == read_run(tmp_path)
-    assert [1] * WORLD == processes(tmp_path)
-    assert ["step" if kind == "raise" else kind] == [each["kind"] for each in job.timeline()]
+    incidents = assert_recovered(calm, job)
+    assert ["step" if kind == "raise" else kind] == [each["kind"] for each in incidents]
 
 
 def test_s3_13_memory_errors_by_the_reference_s_variable(tmp_path: Path, calm: Run) -> None:
@@ -211,9 +205,8 @@ def test_s3_13_memory_errors_by_the_reference_s_variable(tmp_path: Path, calm: R
     ) as job:
         assert 0 == job.wait(90), job.err
 
-    assert calm == read_run(tmp_path)
-    assert [1] * WORLD == processes(tmp_path)
-    assert [("uce", 1), ("uce", 0)] == [(each["kind"], each["rank"]) for each in job.timeline()]
+    incidents = assert_recovered(calm, job)
+    assert [("uce", 1), ("uce", 0)] == [(each["kind"], each["rank"]) for each in incidents]
 
 
 def test_memory_that_nobody_registered_cannot_be_damaged(tmp_path: Path) -> None:
@@ -229,11 +222,7 @@ def test_memory_that_nobody_registered_cannot_be_damaged(tmp_path: Path) -> None
         assert 1 == refused.returncode
         assert "it has registered no state that could be damaged" in refused.stderr
         assert 0 == job.wait(60), job.err
-    assert [] == _incidents(job)
-
-
-def _incidents(job: RunningJob) -> list[object]:
-    return list(job.timeline())
+    assert [] == job.timeline()
 
 
 # --- what workers get from the environment -----------------------------------------------------------------

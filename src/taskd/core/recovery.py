@@ -65,7 +65,8 @@ def propose(job: Job) -> Proposal | str:
     """Say how the job can be recovered from memory now, or why not."""
     if job.plan is None or job.phase not in (JobPhase.RUNNING, JobPhase.RECOVERING):
         return "the job was not running"
-    if job.recovering is not None and job.recovering.rounds >= MAX_ROUNDS:
+    before = job.recovering
+    if before is not None and before.rounds >= MAX_ROUNDS and not before.stepped:
         return f"{MAX_ROUNDS} attempts in a row were interrupted"
     views = {view.rank: view for place in job.plan.places for view in _views(job, place)}
     if any(view.state is WorkerState.SUCCEEDED for view in views.values()):

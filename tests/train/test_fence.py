@@ -34,6 +34,14 @@ def scene() -> Iterator[Scene]:
 
 
 def is_alive(pair: tuple[socket.socket, socket.socket]) -> bool:
+    """Tell whether somebody who waits for what comes still waits, and gets it."""
+    pair[1].setblocking(False)
+    try:
+        pair[1].recv(1)
+    except BlockingIOError:
+        pass
+    else:
+        return False
     try:
         pair[0].sendall(b"x")
     except OSError:
@@ -73,6 +81,19 @@ def test_a_cut_takes_all_generations_up_to_its_own(scene: Scene) -> None:
     scene.fence.cut(2)
 
     assert [False, False, True] == [is_alive(pair) for pair in pairs]
+
+
+def test_answers_are_let_out_at_first(scene: Scene) -> None:
+    """A waiting thread is forgotten if an answer to its peer fails, so only a second cut shuts that way."""
+    with scene.fence.recording(1):
+        pair = scene.connect(scene.listener())
+
+    scene.fence.cut(1)
+    pair[0].sendall(b"an answer")
+    scene.fence.cut(1)
+
+    with pytest.raises(BrokenPipeError):
+        pair[0].sendall(b"another one")
 
 
 def test_a_descriptor_that_was_given_away_is_not_cut(scene: Scene) -> None:

@@ -13,6 +13,11 @@ given to the next file as soon as it is free. What must never be shut down:
 - a connection of a later generation: the cut for an old one may come late, when the new group stands;
 - anything that was there before, and anything that is not TCP: the links to TaskD, the user's own.
 
+Only the receiving side is shut at first. When a peer says that it is ready to receive, gloo's own thread
+writes what was waiting for that; if this write fails, the thread that waits for the send is forgotten, and
+nothing wakes it. So writes are let out, and the end of what comes in wakes everybody. If a connection is
+still there at the next cut, both sides are shut.
+
 No lock is held while a group is being made, since that is where a thread waits for a peer that died
 meanwhile, and then the cut has to reach it.
 """
@@ -59,6 +64,7 @@ class SocketFence:
         self._owned: dict[int, set[int]] = {}
         self._open: list[_Recording] = []
         self._cut_up_to: int | None = None
+        self._half_shut: set[int] = set()
 
     @contextmanager
     def recording(self, generation: int) -> Iterator[None]:
@@ -99,7 +105,10 @@ class SocketFence:
             for recording in self._open:
                 appeared = now.keys() - recording.before
                 (doomed if recording.generation <= generation else spared).update(appeared)
-            return sum(_shut_down(now[inode], inode) for inode in now.keys() & (doomed - spared))
+            doomed = now.keys() & (doomed - spared)
+            count = sum(_shut_down(now[inode], inode, whole=inode in self._half_shut) for inode in doomed)
+            self._half_shut = doomed
+            return count
 
     def sever(self, generation: int) -> int:
         """Shut this generation's connections down as a broken network would; return how many there were.
@@ -188,7 +197,7 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-def _shut_down(fd: int, inode: int) -> bool:
+def _shut_down(fd: int, inode: int, *, whole: bool) -> bool:
     """Shut a connection down, if that is what the descriptor (still) is."""
     try:
         copy = os.dup(fd)
@@ -202,7 +211,7 @@ def _shut_down(fd: int, inode: int) -> bool:
             copy = -1
             if not _is_connection(sock):
                 return False
-            sock.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_RDWR if whole else socket.SHUT_RD)
             return True
     except OSError:  # the peer was faster
         return False

@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("!I")
 _READ_AT_START = (
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "TZ",
     "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_",
-    "TORCH_", "PYTORCH_", "TORCHDYNAMO", "TORCHINDUCTOR", "ASCEND_", "CUDA_MODULE",
+    "TORCH_", "PYTORCH_", "TORCHDYNAMO", "TORCHINDUCTOR", "ASCEND_", "CUDA_",
 )  # fmt: skip
 
 Message = dict[str, object]

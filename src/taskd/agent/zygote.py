@@ -8,6 +8,9 @@ nursery. The nursery then waits for it as for any child, and the death of the wa
 A forked process is first *parked*: it ties its life to the nursery, says hello on a socket of its own and
 waits there for its launch. Taking a spare and forking on demand are thus the same thing, early or late.
 
+While it waits, a parked process may go on preparing itself, with what cannot be done before a fork (a
+device's context): the warm-up's module says how, in steps, and a launch that arrives ends it after one.
+
 Where the warm-up leaves threads behind, forking would copy their locks but not them. Then each spare is a
 fresh process that has done the warm-up itself, and only the parking is shared.
 
@@ -20,6 +23,7 @@ import gc
 import importlib
 import os
 import random
+import select
 import socket
 import sys
 import threading
@@ -32,6 +36,8 @@ FORK = "fork"
 SPARE = "spare"
 
 _ADOPTION_S = 5.0
+# A process that is wanted at once must not find itself in the middle of preparing.
+_IDLE_S = 1.0
 _CHUNK = 1 << 16
 # Room for a worker's command line, see newborn.rename.
 _ROOM = " " * 1024
@@ -71,14 +77,14 @@ def _serve(role: str, sock: socket.socket, nursery: int, warm: str) -> WorkerLau
     gc.collect()
     gc.freeze()
     if role == SPARE:
-        return _park(sock, nursery)
+        return _park(sock, nursery, warm)
     threads = threading.active_count()
     sock.sendall(encode({"type": "warm", "threads": threads, "about": str(about)}))
     newborn.rename(["taskd", "zygote"])
-    return _fork_on_request(sock, nursery)
+    return _fork_on_request(sock, nursery, warm)
 
 
-def _fork_on_request(sock: socket.socket, nursery: int) -> WorkerLaunch | None:
+def _fork_on_request(sock: socket.socket, nursery: int, warm: str) -> WorkerLaunch | None:
     """Fork a parked process for each file descriptor that arrives; None when the nursery hangs up.
 
     Returns a launch in the forked process only.
@@ -90,12 +96,12 @@ def _fork_on_request(sock: socket.socket, nursery: int) -> WorkerLaunch | None:
         for fd in fds:
             between = os.fork()
             if between == 0:
-                return _fork_again(sock, socket.socket(fileno=fd), nursery)
+                return _fork_again(sock, socket.socket(fileno=fd), nursery, warm)
             os.close(fd)
             os.waitpid(between, 0)
 
 
-def _fork_again(control: socket.socket, sock: socket.socket, nursery: int) -> WorkerLaunch | None:
+def _fork_again(control: socket.socket, sock: socket.socket, nursery: int, warm: str) -> WorkerLaunch | None:
     between = os.getpid()
     if os.fork() != 0:
         os._exit(0)
@@ -103,16 +109,17 @@ def _fork_again(control: socket.socket, sock: socket.socket, nursery: int) -> Wo
     os.setsid()
     if not newborn.await_adoption(between, nursery, _ADOPTION_S):
         os._exit(0)
-    return _park(sock, nursery)
+    return _park(sock, nursery, warm)
 
 
-def _park(sock: socket.socket, nursery: int) -> WorkerLaunch | None:
+def _park(sock: socket.socket, nursery: int, warm: str) -> WorkerLaunch | None:
     if not newborn.die_with(nursery):
         return None
     newborn.rename(["taskd", "spare"])
     frames = Frames()
     try:
         sock.sendall(encode({"type": "parked", "pid": os.getpid()}))
+        _prepare(sock, warm)
         while data := sock.recv(_CHUNK):
             for message in frames.feed(data):
                 sock.close()
@@ -120,6 +127,24 @@ def _park(sock: socket.socket, nursery: int) -> WorkerLaunch | None:
     except OSError:
         pass  # The nursery ended or does not want this spare any more.
     return None
+
+
+def _prepare(sock: socket.socket, warm: str) -> None:
+    """Use the time of waiting: run the steps of ``prepare``, if the module of the warm-up has it."""
+    prepare = getattr(sys.modules[warm.partition(":")[0]], "prepare", None)
+    if prepare is None or _is_called(sock, _IDLE_S):
+        return
+    try:
+        for about in prepare():
+            newborn.rename(["taskd", "spare", f"({about})"])
+            if _is_called(sock, 0):
+                return
+    except Exception as error:  # noqa: BLE001 - a rank that needs the device will say what is wrong with it
+        sys.stderr.write(f"a spare could not prepare itself: {type(error).__name__}: {error}\n")
+
+
+def _is_called(sock: socket.socket, limit_s: float) -> bool:
+    return bool(select.select([sock], [], [], limit_s)[0])
 
 
 def _become(launch: WorkerLaunch, outputs: tuple[int, int]) -> None:

@@ -11,6 +11,10 @@ everything twice and hold it in one piece; here the tensors' own memory is the m
 The receiver loads nothing before all sums are right: a state that is half of one step and half of another
 is worse than none. Loading goes through ``load_state_dict``, so parameters stay the objects they are.
 
+A device's tensors go from process to process, not through the host, where both are on one machine
+(``neighbours``): then the head has handles instead, and two words are exchanged, that the receiver can use
+them and that it has done so.
+
 Tensors that are the very same view of the same memory (tied weights) travel once. Tensors that overlap in
 another way arrive with the right values and memory of their own. Of a DTensor the sender's part travels, and
 becomes the receiver's (see ``sharding``). Other tensor subclasses and sparse or quantized tensors travel
@@ -23,13 +27,14 @@ import io
 import pickle
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from taskd.train.torch import neighbours
 from taskd.train.torch.sharding import as_parts, from_parts, local_part
 
 PIECE_BYTES = 64 * 2**20
@@ -39,6 +44,8 @@ AHEAD = 2  # pieces under way at once
 _ALIGN = 64
 _LENGTHS = struct.Struct("<4q")  # magic, length of the head, number of pieces, bytes in them
 _MAGIC = 0x7461736B64583031
+_WORD = struct.Struct("<q")
+_NO, _YES = 0, 1
 
 
 class Stateful(Protocol):
@@ -107,6 +114,8 @@ class _Head:
     shapes: list[_Shape]
     pieces: list[_Piece]
     extra: bytes
+    offer: neighbours.Offer | None = None  # of the tensors that are on a device,
+    rest: tuple[_Piece, ...] = ()  # and the pieces of all others
 
 
 def send_state(objects: Mapping[str, Stateful], dst: int, *, extra: bytes = b"") -> int:
@@ -122,10 +131,18 @@ def send_state(objects: Mapping[str, Stateful], dst: int, *, extra: bytes = b"")
         ends.append((name, len(tensors)))
     shapes = [_shape(tensor) for tensor in tensors]
     pieces = list(_plan(shapes, ends))
-    head = pickle.dumps(_Head(states, shapes, pieces, extra), protocol=pickle.HIGHEST_PROTOCOL)
+    offer = neighbours.offer(tensors)
+    offered = set() if offer is None else {number for number, _, _ in offer.tensors}
+    rest = tuple(_plan(shapes, ends, offered)) if offered else ()
+    whole = _Head(states, shapes, pieces, extra, offer, rest)
+    head = pickle.dumps(whole, protocol=pickle.HIGHEST_PROTOCOL)
     total = sum(piece.length for piece in pieces)
     dist.send(_as_tensor(_LENGTHS.pack(_MAGIC, len(head), len(pieces), total)), dst)
     dist.send(_as_tensor(head), dst)
+    taken = offer is not None and _receive_word(dst) == _YES
+    if taken:
+        pieces = list(rest)
+        total = sum(piece.length for piece in pieces)
     sums: list[int] = []
     under_way: list[tuple[dist.Work | None, torch.Tensor]] = []
     for piece in pieces:
@@ -138,6 +155,8 @@ def send_state(objects: Mapping[str, Stateful], dst: int, *, extra: bytes = b"")
         _wait(work)
     tail = struct.pack(f"<{len(sums) + 1}I", zlib.crc32(head), *sums)
     dist.send(_as_tensor(tail), dst)
+    if taken:
+        _receive_word(dst)  # until then the memory must stay as it is
     return _LENGTHS.size + len(head) + total + len(tail)
 
 
@@ -147,7 +166,7 @@ def receive_state(objects: Mapping[str, Stateful], src: int) -> bytes:
     Raises StateDamaged or StateMismatch before anything is loaded.
     """
     lengths = bytes(_receive_bytes(_LENGTHS.size, src))
-    magic, head_length, piece_count, _ = _LENGTHS.unpack(lengths)
+    magic, head_length, _, _ = _LENGTHS.unpack(lengths)
     if magic != _MAGIC:
         raise StateDamaged("the head")
     raw_head = bytes(_receive_bytes(head_length, src))
@@ -156,11 +175,21 @@ def receive_state(objects: Mapping[str, Stateful], src: int) -> bytes:
         head: _Head = pickle.loads(raw_head)  # noqa: S301 - see above
     except Exception as error:
         raise StateDamaged("the head") from error
-    tensors, sums = _receive_pieces(head, src)
+    opened = None if head.offer is None else neighbours.open_offer(head.offer)
+    if head.offer is not None:
+        dist.send(_as_tensor(_WORD.pack(_NO if opened is None else _YES)), src)
+    pieces = head.pieces if opened is None else list(head.rest)
+    tensors = _make_tensors(head, on_device=opened is not None)
+    sums = _receive_pieces(pieces, tensors, src)
+    piece_count = len(pieces)
     tail = struct.unpack(f"<{piece_count + 1}I", bytes(_receive_bytes(4 * (piece_count + 1), src)))
+    if opened is not None:
+        damaged = _take_over(opened, tensors, src)
+        if damaged:
+            raise StateDamaged(f"tensors {damaged} on the device")
     if tail[0] != zlib.crc32(raw_head):
         raise StateDamaged("the head")
-    for piece, expected, got in zip(head.pieces, tail[1:], sums, strict=True):
+    for piece, expected, got in zip(pieces, tail[1:], sums, strict=True):
         if expected != got:
             raise StateDamaged(piece.name)
     if head.states.keys() != objects.keys():
@@ -288,14 +317,16 @@ def _buffer(data: torch.Tensor) -> memoryview:
 # --- pieces ------------------------------------------------------------------------------------------------
 
 
-def _plan(shapes: list[_Shape], ends: list[tuple[str, int]]) -> Iterator[_Piece]:
+def _plan(
+    shapes: list[_Shape], ends: list[tuple[str, int]], without: Collection[int] = ()
+) -> Iterator[_Piece]:
     """Cut the tensors into pieces. A piece belongs to one object, so that damage has a name."""
     start = 0
     for name, end in ends:
         small: list[_Span] = []
         used = 0
         for number in range(start, end):
-            length = shapes[number].length
+            length = 0 if number in without else shapes[number].length
             if length > GATHER_BYTES:
                 for offset in range(0, length, PIECE_BYTES):
                     upto = min(offset + PIECE_BYTES, length)
@@ -328,8 +359,26 @@ def _gather(piece: _Piece, tensors: list[torch.Tensor]) -> torch.Tensor:
     return data
 
 
-def _receive_pieces(head: _Head, src: int) -> tuple[list[torch.Tensor], list[int]]:
-    tensors = [torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype) for shape in head.shapes]
+def _make_tensors(head: _Head, *, on_device: bool) -> list[torch.Tensor]:
+    """Make the tensors to receive into: on the host, or those that come from a device on one."""
+    return [
+        torch.empty_strided(
+            shape.size, shape.stride, dtype=shape.dtype, device=shape.device if on_device else None
+        )
+        for shape in head.shapes
+    ]
+
+
+def _take_over(opened: neighbours.Opened, tensors: list[torch.Tensor], src: int) -> list[int]:
+    """Copy what another process of this machine has on a device, and tell it that it is done."""
+    try:
+        return opened.copy(tensors)
+    finally:
+        opened.close()
+        dist.send(_as_tensor(_WORD.pack(_YES)), src)
+
+
+def _receive_pieces(pieces: list[_Piece], tensors: list[torch.Tensor], src: int) -> list[int]:
     sums: list[int] = []
     under_way: list[tuple[dist.Work | None, _Piece, torch.Tensor]] = []
 
@@ -341,7 +390,7 @@ def _receive_pieces(head: _Head, src: int) -> tuple[list[torch.Tensor], list[int
             for span, offset in _offsets(piece):
                 _bytes_of(tensors[span.tensor]).copy_(data[offset : offset + span.end])
 
-    for piece in head.pieces:
+    for piece in pieces:
         span = piece.spans[0]
         if len(piece.spans) == 1 and piece.length == span.end - span.start:
             data = _bytes_of(tensors[span.tensor])[span.start : span.end]
@@ -352,13 +401,18 @@ def _receive_pieces(head: _Head, src: int) -> tuple[list[torch.Tensor], list[int
             finish()
     while under_way:
         finish()
-    return tensors, sums
+    return sums
 
 
 def _receive_bytes(length: int, src: int) -> memoryview:
     data = torch.empty(length, dtype=torch.uint8)
     dist.recv(data, src)
     return memoryview(bytes(_buffer(data)))
+
+
+def _receive_word(src: int) -> int:
+    word: int = _WORD.unpack(_receive_bytes(_WORD.size, src))[0]
+    return word
 
 
 def _wait(work: dist.Work | None) -> None:

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,6 +268,36 @@ def test_what_arrives_damaged_is_not_stored_or_not_used(path: str) -> None:
     snapshots.import_bytes(f"{path}.buddy", data)
     with pytest.raises(SnapshotDamaged):
         snapshots.load(f"{path}.buddy", 1, objects)
+
+
+def test_a_training_does_not_stand_still_while_much_is_allocated(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steps have no snapshot then; and when the buffers are there, all have."""
+    monkeypatch.setattr(snapshots, "PATIENCE_BYTES", 1000)
+    allocate = os.posix_fallocate
+    may = threading.Event()
+
+    def slowly(*args: int) -> None:
+        may.wait(30)
+        allocate(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", slowly)
+    objects = make(1)
+    snapshot = Snapshot(path, create=True)
+    for step in (0, 1):
+        snapshot.take(step, objects)
+        assert not snapshot.wait()
+    assert [] == snapshots.versions(path)
+    may.set()
+    for step in (2, 3):
+        snapshot.take(step, objects)
+        assert snapshot.settle()
+    for step in (4, 5):
+        snapshot.take(step, objects)
+        assert snapshot.wait()
+    assert snapshot.settle()
+    assert [5, 4] == snapshots.versions(path)
 
 
 def test_a_full_file_system_ends_the_snapshots_and_not_the_training(

@@ -11,7 +11,9 @@ There are two buffers, each a file of its own (``<path>.0`` and ``<path>.1``), s
 small is replaced without touching the other. They are written in turn, and a buffer is written only when the
 other one is whole: its mark is taken away first and set last, with checksums of all bytes, so a process
 that is killed at any byte leaves a whole version. Of all sizes known before, pages are allocated at once:
-a full file system is then an error and not a signal. It ends the snapshots, never the training.
+a full file system is then an error and not a signal. It ends the snapshots, never the training. Nor does
+the training wait while gigabytes are allocated (and pinned), which takes seconds at its first steps: those
+have no snapshot.
 
 A file is locked while its writer lives. Who takes a rank over writes on in the files of a dead process; those
 of one that lives (it was stopped, and somebody may continue it) are copied, and it writes where nobody looks.
@@ -48,6 +50,7 @@ from taskd.train.torch.pinned import DeviceCopies, Pin
 from taskd.train.torch.states import Dissector, Outline, Part, put_back
 
 WAIT_LIMIT_S = 60.0
+PATIENCE_BYTES = 256 * 2**20  # larger files take longer to allocate than a training should stand still
 RETRY_S = 60.0  # after a failure: allocating gigabytes in vain is not for every step
 
 _DATA = 4096
@@ -126,6 +129,7 @@ class _Job:
     devices: DeviceCopies
     copied: threading.Event = field(default_factory=threading.Event)
     settled: threading.Event = field(default_factory=threading.Event)
+    begun: bool = False
     abandoned: bool = False
 
     @property
@@ -153,6 +157,8 @@ class Snapshot:
         self._last: _Job | None = None
         self._dissector = Dissector()
         self._layout = _EMPTY
+        self._lock = threading.Lock()
+        self._sizes: dict[int, int] = {}  # of the buffers that are allocated, and pinned if they have to be
         self._warned = False
         self._off_until = 0.0
 
@@ -188,6 +194,8 @@ class Snapshot:
         job, self._job = self._job, None
         if job is None:
             return True
+        if job.need_bytes > PATIENCE_BYTES and self._give_up_unless_begun(job):
+            return False
         if not job.copied.wait(limit_s):
             # It will never be marked: what it reads from now on is no single step's.
             job.abandoned = True
@@ -195,6 +203,16 @@ class Snapshot:
             return False
         job.devices.order_after()
         return not job.abandoned
+
+    def _give_up_unless_begun(self, job: _Job) -> bool:
+        with self._lock:
+            if not job.begun and not self._fits(job):
+                job.abandoned = True
+            return job.abandoned
+
+    def _fits(self, job: _Job) -> bool:
+        """Tell whether the buffers are there already, so that it is soon this one's turn."""
+        return len(self._sizes) == len(_BUFFERS) and min(self._sizes.values()) >= job.need_bytes
 
     def settle(self, limit_s: float = WAIT_LIMIT_S) -> bool:
         """Return when what was taken last can be read; False if it cannot, or not within the limit."""
@@ -237,12 +255,18 @@ class Snapshot:
     def _write(self, job: _Job) -> None:
         index = 1 - self._newest if self._newest is not None else 0
         buffer = self._buffer(index, job.need_bytes)
-        buffer.check_mine()
-        buffer.set_mark(0)
         layout = job.layout
-        base = buffer.address + _DATA
         if layout.devices:
             buffer.pin.hold()
+        with self._lock:
+            self._sizes[index] = buffer.size
+            job.begun = not job.abandoned
+        if not job.begun:
+            return
+        buffer.check_mine()
+        buffer.set_mark(0)
+        base = buffer.address + _DATA
+        if layout.devices:
             job.devices.begin(
                 (data, buffer.bytes[_DATA + at : _DATA + at + len(data)]) for data, at in layout.devices
             )
@@ -285,6 +309,8 @@ class Snapshot:
             return buffer
         if buffer is not None:
             buffer.check_mine()
+            with self._lock:
+                self._sizes.pop(index, None)
             del self._buffers[index]
             buffer.close()
         buffer = _Buffer.open(_file(self._path, index), need_bytes)
@@ -605,7 +631,7 @@ def _verify(
     layout, states, extra = pickle.loads(raw)  # noqa: S301 - see above
     shapes, places, spans = pickle.loads(layout) if layout else ([], [], [])  # noqa: S301 - as above
     for (owner, start, length), expected in zip(spans, seals, strict=True):
-        if sums.checksum(data[_DATA + start : _DATA + start + length]) != expected:
+        if sums.checksum_quickly(data[_DATA + start : _DATA + start + length]) != expected:
             raise SnapshotDamaged(path, header.step, f"the state of {owner!r} is damaged")
     by_part = iter(shapes)
     outlines = [Outline(owner, pickled, next(by_part) if has else []) for owner, pickled, has in states]

@@ -63,7 +63,7 @@ class Opened:
 
 
 neighbours.offer = offer
-neighbours.open_offer = lambda given: None if case == "refused" else Opened(given)  # type: ignore[assignment]
+neighbours.open_offer = lambda given: None if case == "refused" else Opened(given)  # type: ignore[assignment, return-value]
 
 me = int(os.environ["RANK"])
 store = dist.FileStore(os.environ["STORE"], -1)

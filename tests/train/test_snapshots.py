@@ -134,7 +134,8 @@ def test_a_forward_pass_does_not_change_what_was_taken(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["replaced parameter", "moved memory", "new state", "learning rate", "other shape"]
+    "change",
+    ["replaced parameter", "moved memory", "new state", "learning rate", "other shape", "module", "buffer"],
 )
 def test_a_state_that_changes_its_parts_is_taken_anew(path: str, change: str) -> None:
     objects = make(1)
@@ -150,6 +151,10 @@ def test_a_state_that_changes_its_parts_is_taken_anew(path: str, change: str) ->
         first.weight.data = first.weight.data * 3
     elif change == "new state":
         train(objects, 1)
+    elif change == "module":
+        objects["net"][2] = nn.PReLU()
+    elif change == "buffer":
+        objects["net"][1].running_mean = torch.full((40,), 5.0)
     elif change == "learning rate":
         objects["adam"].param_groups[0]["lr"] = 0.5
     else:
@@ -157,6 +162,8 @@ def test_a_state_that_changes_its_parts_is_taken_anew(path: str, change: str) ->
     snapshot.take(1, objects)
     assert snapshot.settle()
     other = make(2)
+    if change == "module":
+        other["net"][2] = nn.PReLU()
     if change == "other shape":
         other["net"][0].weight.data = other["net"][0].weight.data[:, :4].clone()
 

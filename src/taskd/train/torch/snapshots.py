@@ -23,11 +23,8 @@ and what is needed to make the tensors) and the checksums.
 """
 
 import atexit
-import contextlib
 import ctypes
-import fcntl
 import logging
-import mmap
 import os
 import pickle
 import queue
@@ -35,7 +32,6 @@ import struct
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import is_not
@@ -46,57 +42,47 @@ import torch
 
 from taskd.train.torch import sums
 from taskd.train.torch.exchange import Stateful, StateMismatch, _bytes_of
-from taskd.train.torch.pinned import DeviceCopies, Pin
+from taskd.train.torch.pinned import DeviceCopies
+from taskd.train.torch.snapfile import (
+    BUFFERS,
+    DATA,
+    HEADER,
+    MAGIC,
+    MARK,
+    Buffer,
+    Header,
+    SnapshotDamaged,
+    SnapshotTaken,
+    copy_file,
+    file_of,
+    head_crc,
+    headers,
+    lock,
+    map_version,
+    read_head,
+    view_of,
+)
 from taskd.train.torch.states import Dissector, Outline, Part, put_back
+
+__all__ = [
+    "Snapshot",
+    "SnapshotDamaged",
+    "SnapshotTaken",
+    "export",
+    "import_bytes",
+    "load",
+    "remove",
+    "verify",
+    "versions",
+]
 
 WAIT_LIMIT_S = 60.0
 PATIENCE_BYTES = 256 * 2**20  # larger files take longer to allocate than a training should stand still
 RETRY_S = 60.0  # after a failure: allocating gigabytes in vain is not for every step
 
-_DATA = 4096
 _ALIGN = 64
-_MAGIC = 0x7461736B64533031
-# mark (the version's number, 0: not valid), magic, number, step, bytes of the tensors, bytes of the head,
-# number of checksums, crc32 of all from the magic on, of the head and of the checksums
-_HEADER = struct.Struct("<8q")
-_MARK = struct.Struct("<q")
-_POPULATE_WRITE = 23  # linux/mman.h; Python has no name for it yet
-_BUFFERS = (0, 1)
 
 log = logging.getLogger("taskd")
-
-
-class SnapshotDamaged(RuntimeError):
-    """A snapshot is not there or not whole; nothing was loaded."""
-
-    def __init__(self, path: str, step: int, what: str) -> None:
-        super().__init__(f"the snapshot of step {step} in {path} cannot be used: {what}; nothing was loaded")
-
-
-class SnapshotTaken(RuntimeError):
-    """Another process writes this rank's snapshots now."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path} is another process's now")
-
-
-class _Header(NamedTuple):
-    mark: int
-    magic: int
-    number: int
-    step: int
-    data_bytes: int
-    head_bytes: int
-    sums: int
-    crc: int
-
-    @property
-    def used(self) -> int:
-        return _DATA + self.data_bytes + self.head_bytes + 4 * self.sums
-
-    @property
-    def whole(self) -> bool:
-        return self.magic == _MAGIC and 0 < self.mark == self.number and min(self[4:7]) >= 0
 
 
 class _Span(NamedTuple):
@@ -134,7 +120,7 @@ class _Job:
 
     @property
     def need_bytes(self) -> int:
-        return _DATA + self.layout.data_bytes + len(self.head) + 4 * len(self.layout.spans)
+        return DATA + self.layout.data_bytes + len(self.head) + 4 * len(self.layout.spans)
 
 
 class Snapshot:
@@ -143,10 +129,10 @@ class Snapshot:
     def __init__(self, path: str | os.PathLike[str], *, create: bool) -> None:
         """Write snapshots under this path; with ``create`` take them over, or begin where there are none."""
         self._path = os.fspath(path)
-        found = _headers(self._path)
+        found = headers(self._path)
         if not create and not found:
             raise FileNotFoundError(f"there are no snapshots in {self._path}")
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, Buffer] = {}
         self._number = max((header.number for _, header in found), default=0)
         self._newest = found[0][0] if found else None
         if create:
@@ -212,7 +198,7 @@ class Snapshot:
 
     def _fits(self, job: _Job) -> bool:
         """Tell whether the buffers are there already, so that it is soon this one's turn."""
-        return len(self._sizes) == len(_BUFFERS) and min(self._sizes.values()) >= job.need_bytes
+        return len(self._sizes) == len(BUFFERS) and min(self._sizes.values()) >= job.need_bytes
 
     def settle(self, limit_s: float = WAIT_LIMIT_S) -> bool:
         """Return when what was taken last can be read; False if it cannot, or not within the limit."""
@@ -265,10 +251,10 @@ class Snapshot:
             return
         buffer.check_mine()
         buffer.set_mark(0)
-        base = buffer.address + _DATA
+        base = buffer.address + DATA
         if layout.devices:
             job.devices.begin(
-                (data, buffer.bytes[_DATA + at : _DATA + at + len(data)]) for data, at in layout.devices
+                (data, buffer.bytes[DATA + at : DATA + at + len(data)]) for data, at in layout.devices
             )
         for address, length, at in layout.copies:
             ctypes.memmove(base + at, address, length)  # without the interpreter's lock
@@ -276,16 +262,15 @@ class Snapshot:
         on_host = layout.spans[: len(layout.spans) - len(layout.devices)]
         # From the buffer: the training goes on, and may change what was copied.
         seals = [
-            sums.checksum(buffer.bytes[_DATA + start : _DATA + start + length])
-            for _, start, length in on_host
+            sums.checksum(buffer.bytes[DATA + start : DATA + start + length]) for _, start, length in on_host
         ]
         seals += job.devices.finish()
         number = self._number + 1
-        fields = (_MAGIC, number, job.step, layout.data_bytes, len(job.head), len(seals))
-        at = _DATA + layout.data_bytes
+        fields = (MAGIC, number, job.step, layout.data_bytes, len(job.head), len(seals))
+        at = DATA + layout.data_bytes
         buffer.write(at, job.head)
         buffer.write(at + len(job.head), struct.pack(f"<{len(seals)}I", *seals))
-        buffer.write(0, _HEADER.pack(0, *fields, _head_crc(fields, job.head, seals)))
+        buffer.write(0, HEADER.pack(0, *fields, head_crc(fields, job.head, seals)))
         buffer.check_mine()
         if job.abandoned:
             return
@@ -302,7 +287,7 @@ class Snapshot:
         head = pickle.dumps((layout.pickled, states, extra), protocol=pickle.HIGHEST_PROTOCOL)
         return _Job(step, layout, head, DeviceCopies([data for data, _ in layout.devices]))
 
-    def _buffer(self, index: int, need_bytes: int) -> "_Buffer":
+    def _buffer(self, index: int, need_bytes: int) -> "Buffer":
         """Return a buffer that is large enough. Its old content is not kept: it is about to be written."""
         buffer = self._buffers.get(index)
         if buffer is not None and buffer.size >= need_bytes:
@@ -313,7 +298,7 @@ class Snapshot:
                 self._sizes.pop(index, None)
             del self._buffers[index]
             buffer.close()
-        buffer = _Buffer.open(_file(self._path, index), need_bytes)
+        buffer = Buffer.open(file_of(self._path, index), need_bytes)
         self._buffers[index] = buffer
         return buffer
 
@@ -325,16 +310,16 @@ class Snapshot:
 
     def _take_over(self) -> None:
         """Copy what a living process may still write to, so that it writes where nobody looks."""
-        for index in _BUFFERS:
-            file = Path(_file(self._path, index))
+        for index in BUFFERS:
+            file = Path(file_of(self._path, index))
             try:
                 fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue
             try:
-                if not _lock(fd):
+                if not lock(fd):
                     draft = file.with_name(f"{file.name}.{os.getpid()}.new")
-                    _copy_file(fd, draft)
+                    copy_file(fd, draft)
                     draft.replace(file)
             except OSError as error:
                 log.warning("taskd: %s belongs to a living process and cannot be copied: %s", file, error)
@@ -347,7 +332,7 @@ class Snapshot:
 
 def versions(path: str | os.PathLike[str]) -> list[int]:
     """Return the steps that there are snapshots of, the newest first. Their content is not looked at."""
-    return [header.step for _, header in _headers(os.fspath(path))]
+    return [header.step for _, header in headers(os.fspath(path))]
 
 
 def load(path: str | os.PathLike[str], step: int, objects: Mapping[str, Stateful]) -> bytes:
@@ -356,14 +341,14 @@ def load(path: str | os.PathLike[str], step: int, objects: Mapping[str, Stateful
     Raises SnapshotDamaged or StateMismatch before anything is loaded.
     """
     name = os.fspath(path)
-    outlines, places, extra, data = _verify(name, *_map_version(name, step))
+    outlines, places, extra, data = _verify(name, *map_version(name, step))
     owners = {outline.owner for outline in outlines}
     if owners != objects.keys():
         raise StateMismatch(sorted(owners), sorted(objects))
 
     def fill(number: int, tensor: torch.Tensor) -> None:
         target = _bytes_of(tensor)
-        start = _DATA + places[number]
+        start = DATA + places[number]
         target.copy_(data[start : start + target.numel()])
 
     put_back(objects, outlines, fill)
@@ -373,12 +358,12 @@ def load(path: str | os.PathLike[str], step: int, objects: Mapping[str, Stateful
 def verify(path: str | os.PathLike[str], step: int) -> None:
     """Raise SnapshotDamaged if this snapshot is not whole."""
     name = os.fspath(path)
-    _verify(name, *_map_version(name, step))
+    _verify(name, *map_version(name, step))
 
 
 def export(path: str | os.PathLike[str], step: int) -> torch.Tensor:
     """Return a snapshot as a byte tensor, to be sent elsewhere. It is the shared memory itself: no copy."""
-    header, data = _map_version(os.fspath(path), step)
+    header, data = map_version(os.fspath(path), step)
     return data[: header.used]
 
 
@@ -389,28 +374,28 @@ def import_bytes(path: str | os.PathLike[str], data: torch.Tensor | bytes | byte
     tensors' checksums are looked at when it is loaded.
     """
     name = os.fspath(path)
-    view = _view(data)
-    if len(view) < _HEADER.size:
+    view = view_of(data)
+    if len(view) < HEADER.size:
         raise SnapshotDamaged(name, -1, f"{len(view)} bytes are no snapshot")
-    header = _Header(*_HEADER.unpack_from(view))
+    header = Header(*HEADER.unpack_from(view))
     if not header.whole or header.used != len(view):
         raise SnapshotDamaged(name, header.step, "these bytes are no snapshot")
-    _read_head(name, header, view)
-    found = _headers(name)
+    read_head(name, header, view)
+    found = headers(name)
     same = [index for index, other in found if other.step == header.step]
     index = same[0] if same else 1 - found[0][0] if found else 0
-    buffer = _Buffer.open(_file(name, index), header.used)
+    buffer = Buffer.open(file_of(name, index), header.used)
     try:
         buffer.set_mark(0)
         # Through the file: the pages of a fresh mapping would be touched one by one.
-        at = _MARK.size
+        at = MARK.size
         while at < len(view):
             at += os.pwrite(buffer.fd, view[at : at + 2**30], at)
         # Its own number: what arrives later is newer, whatever the number was where it was made.
         number = max((other.number for _, other in found), default=0) + 1
-        fields = (_MAGIC, number, *header[3:7])
-        raw_head, seals = _read_head(name, header, view)
-        buffer.write(0, _HEADER.pack(0, *fields, _head_crc(fields, raw_head, seals)))
+        fields = (MAGIC, number, *header[3:7])
+        raw_head, seals = read_head(name, header, view)
+        buffer.write(0, HEADER.pack(0, *fields, head_crc(fields, raw_head, seals)))
         buffer.set_mark(number)
     finally:
         buffer.close()
@@ -419,90 +404,8 @@ def import_bytes(path: str | os.PathLike[str], data: torch.Tensor | bytes | byte
 
 def remove(path: str | os.PathLike[str]) -> None:
     """Delete the snapshots under a path."""
-    for index in _BUFFERS:
-        Path(_file(os.fspath(path), index)).unlink(missing_ok=True)
-
-
-# --- one file ----------------------------------------------------------------------------------------------
-
-
-class _Buffer:
-    """A file of shared memory, mapped to be written."""
-
-    def __init__(self, path: str, fd: int) -> None:
-        self.fd = fd
-        self._path = path
-        self.size = os.fstat(fd).st_size
-        self._inode = os.fstat(fd).st_ino
-        # Opened again: a mapping keeps its file open and so locked, also in processes that the script forks.
-        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._map = mmap.mmap(again, self.size)
-        finally:
-            os.close(again)
-        with contextlib.suppress(OSError, ValueError):
-            self._map.madvise(_POPULATE_WRITE)  # else each page costs an interruption at its first byte
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.address: int = self.bytes.data_ptr()
-        self.pin = Pin(self.address, self.size)
-        _open_buffers.add(self)
-
-    @classmethod
-    def open(cls, path: str, need_bytes: int) -> "_Buffer":
-        """Use the file that is there, if it is large enough and nobody else's, or else a new one."""
-        size = -(-need_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            if _lock(fd) and os.fstat(fd).st_size >= size:
-                return cls(path, fd)
-            os.close(fd)
-            # Away first: there may not be room for a third one.
-            Path(path).unlink()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            _lock(fd)
-            os.posix_fallocate(fd, 0, size)
-            return cls(path, fd)
-        except OSError:
-            Path(path).unlink(missing_ok=True)
-            os.close(fd)
-            raise
-
-    def write(self, at: int, data: bytes) -> None:
-        self._map[at : at + len(data)] = data
-
-    def set_mark(self, number: int) -> None:
-        _MARK.pack_into(self._map, 0, number)
-
-    def check_mine(self) -> None:
-        """Raise SnapshotTaken if another process has put its file in the place of this one."""
-        try:
-            mine = Path(self._path).stat().st_ino == self._inode
-        except FileNotFoundError:
-            mine = False
-        if not mine:
-            raise SnapshotTaken(self._path)
-
-    def close(self) -> None:
-        self.pin.release()
-        _open_buffers.discard(self)
-        del self.bytes
-        with contextlib.suppress(BufferError):
-            self._map.close()
-        os.close(self.fd)
-
-
-_open_buffers: weakref.WeakSet[_Buffer] = weakref.WeakSet()
-
-
-def _unlock_in_child() -> None:
-    """Let a forked process (a data loader's) not keep the lock of its parent, which may be killed."""
-    for buffer in list(_open_buffers):
-        os.close(buffer.fd)
-    _open_buffers.clear()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
+    for index in BUFFERS:
+        Path(file_of(os.fspath(path), index)).unlink(missing_ok=True)
 
 
 _EMPTY = _Layout([], [], [], [], 0, b"")
@@ -538,100 +441,16 @@ def _lay_out(parts: list[Part]) -> _Layout:
     return _Layout(parts, spans, copies, devices, at, pickled)
 
 
-def _file(path: str, index: int) -> str:
-    return f"{path}.{index}"
-
-
-def _lock(fd: int) -> bool:
-    """Lock a file for as long as this process has it open; False if it is another's."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _copy_file(fd: int, draft: Path) -> None:
-    """Copy a file; the copy is marked valid only if the original was."""
-    size = os.fstat(fd).st_size
-    copy = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(copy, 0, size)
-        at = 0
-        while at < size:
-            at += os.pwrite(copy, os.pread(fd, 2**24, at), at)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(copy)
-
-
-def _headers(path: str) -> list[tuple[int, _Header]]:
-    """Return the marked buffers, the newest first."""
-    found: list[tuple[int, _Header]] = []
-    for index in _BUFFERS:
-        try:
-            with open(_file(path, index), "rb", buffering=0) as file:  # noqa: PTH123 - asked for each step
-                raw = file.read(_HEADER.size)
-                size = os.fstat(file.fileno()).st_size
-        except FileNotFoundError:
-            continue
-        if len(raw) < _HEADER.size:
-            continue
-        header = _Header(*_HEADER.unpack(raw))
-        if header.whole and header.used <= size:
-            found.append((index, header))
-    return sorted(found, key=lambda item: item[1].number, reverse=True)
-
-
-def _map_version(path: str, step: int) -> tuple[_Header, torch.Tensor]:
-    for index, header in _headers(path):
-        if header.step == step:
-            with open(_file(path, index), "r+b", buffering=0) as file:  # noqa: PTH123 - mmap wants the file
-                # A private mapping: whoever gets the tensor cannot damage the snapshot with it.
-                mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
-            return header, torch.frombuffer(mapped, dtype=torch.uint8)
-    raise SnapshotDamaged(path, step, f"there are those of {versions(path)}")
-
-
-def _view(data: torch.Tensor | bytes | bytearray | memoryview) -> memoryview:
-    if isinstance(data, torch.Tensor):
-        data = data.contiguous()
-        # The array keeps the tensor: it goes when the view does.
-        array = (ctypes.c_ubyte * data.numel()).from_address(data.data_ptr())
-        array.tensor = data  # type: ignore[attr-defined]
-        return memoryview(array).cast("B")
-    return memoryview(data).cast("B")
-
-
-def _head_crc(fields: tuple[int, ...], head: bytes, seals: list[int]) -> int:
-    crc = zlib.crc32(struct.pack(f"<{len(fields)}q", *fields))
-    return zlib.crc32(struct.pack(f"<{len(seals)}I", *seals), zlib.crc32(head, crc))
-
-
-def _read_head(path: str, header: _Header, view: memoryview) -> tuple[bytes, list[int]]:
-    """Return the head and the checksums of the tensors, if they are what was written."""
-    at = _DATA + header.data_bytes
-    if header.used > len(view):
-        raise SnapshotDamaged(path, header.step, "the file is too short")
-    raw = bytes(view[at : at + header.head_bytes])
-    seals = list(struct.unpack_from(f"<{header.sums}I", view, at + header.head_bytes))
-    if header.crc != _head_crc(header[1:7], raw, seals):
-        raise SnapshotDamaged(path, header.step, "the head is damaged")
-    return raw, seals
-
-
 def _verify(
-    path: str, header: _Header, data: torch.Tensor
+    path: str, header: Header, data: torch.Tensor
 ) -> tuple[list[Outline], list[int], bytes, torch.Tensor]:
     """Return the outlines of all states, the places of all tensors and the extra bytes, if all is whole."""
-    raw, seals = _read_head(path, header, _view(data))
+    raw, seals = read_head(path, header, view_of(data))
     # Written by a rank of this job, in a place that is its own; the checksum was right.
     layout, states, extra = pickle.loads(raw)  # noqa: S301 - see above
     shapes, places, spans = pickle.loads(layout) if layout else ([], [], [])  # noqa: S301 - as above
     for (owner, start, length), expected in zip(spans, seals, strict=True):
-        if sums.checksum_quickly(data[_DATA + start : _DATA + start + length]) != expected:
+        if sums.checksum_quickly(data[DATA + start : DATA + start + length]) != expected:
             raise SnapshotDamaged(path, header.step, f"the state of {owner!r} is damaged")
     by_part = iter(shapes)
     outlines = [Outline(owner, pickled, next(by_part) if has else []) for owner, pickled, has in states]

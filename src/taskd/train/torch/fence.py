@@ -118,7 +118,7 @@ class SocketFence:
         with self._lock:
             now = _sockets()
             owned = self._owned.get(generation, set())
-            return sum(_shut_down(now[inode], inode) for inode in now.keys() & owned)
+            return sum(_shut_down(now[inode], inode, whole=False) for inode in now.keys() & owned)
 
     def forget(self, generation: int) -> None:
         """Drop what is known of the groups up to this generation, which have been destroyed."""

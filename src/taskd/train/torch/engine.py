@@ -308,6 +308,7 @@ class Engine:
 
     def _on_raise(self, generation: int) -> None:
         self._fence.cut(generation - 1)
+        self.groups.interrupt(generation)
 
     def _arrive(self) -> None:
         """The script comes to its loop. A replacement, alone so far, joins the others here."""

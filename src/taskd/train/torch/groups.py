@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from taskd.train.torch.devices import NAMES, Device, find
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.notes import Alone, Noting, SetupNotes
 
@@ -108,10 +109,11 @@ class StableGroup(ProcessGroup):
     ) -> None:
         super().__init__(rank, size)
         self.inner: Any = _Gone()
-        self.backends: list[Any] = []
+        self.backends: list[tuple[Device, Any]] = []
         self.store: Any = None
         self.wanted = wanted
         self.calls = calls
+        self.generation = 0
         self._taskd_name = name
         self._taskd_description = description
 
@@ -171,25 +173,7 @@ for _name in (*COLLECTIVES, *_OTHERS):
         setattr(StableGroup, _name, _passed_on(_name))
 
 
-# --- the seam ----------------------------------------------------------------------------------------------
-
-
-def make_gloo(store: Any, rank: int, size: int, timeout: timedelta, options: object) -> Any:  # noqa: ANN401, ARG001
-    """Make gloo's backend; blocks until all members do."""
-    return _dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-
-
-# Which backends can be exchanged, and how one is made. Another backend is plugged in here; ``cut`` in the
-# fence has to reach a thread that waits in it, or its own abort has to be called there.
-MAKERS: dict[str, Callable[[Any, int, int, timedelta, object], Any]] = {"gloo": make_gloo}
-
-
-def make_backend(name: str, store: Any, rank: int, size: int, wanted: Wanted) -> Any:  # noqa: ANN401 - a backend
-    """Make the backend of one device type for one generation."""
-    return MAKERS[name](store, rank, size, wanted.timeout, wanted.options)
-
-
-def _make_inner(group: StableGroup) -> tuple[Any, list[Any]]:
+def _make_inner(group: StableGroup) -> tuple[Any, list[tuple[Device, Any]]]:
     rank, size = group.rank(), group.size()
     inner = _dist.ProcessGroup(group.store, rank, size)
     made: dict[str, Any] = {}
@@ -197,12 +181,13 @@ def _make_inner(group: StableGroup) -> tuple[Any, list[Any]]:
         kind = getattr(_dist.ProcessGroup.BackendType, name.upper(), _dist.ProcessGroup.BackendType.CUSTOM)
         if name not in made:
             store = _dist.PrefixStore(f"{device}/", group.store)
-            made[name] = make_backend(name, store, rank, size, group.wanted)
+            wanted = group.wanted
+            made[name] = find(name).make_backend(store, rank, size, wanted.timeout, wanted.options)
             if len(made) == 1:
                 inner._set_default_backend(kind)
         inner._register_backend(torch.device(device), kind, made[name])
     inner._set_group_name(group.group_name)
-    return inner, list(made.values())
+    return inner, [(find(name), backend) for name, backend in made.items()]
 
 
 def drop(groups: list[StableGroup]) -> None:
@@ -211,12 +196,18 @@ def drop(groups: list[StableGroup]) -> None:
     A backend's end waits for gloo's threads, which takes some ticks of theirs and, about once in a hundred
     cuts, very long: a thread waits for a peer that never answers. Nobody needs to wait for that with it.
     """
-    backends = [backend for group in groups for backend in group.backends]
+    backends = [each for group in groups for each in group.backends]
     for group in groups:
         group.backends = []
         group.inner = _Gone()
     if backends:
-        threading.Thread(target=backends.clear, name="taskd-gone", daemon=True).start()
+        threading.Thread(target=_close, args=(backends,), name="taskd-gone", daemon=True).start()
+
+
+def _close(backends: list[tuple[Device, Any]]) -> None:
+    for device, backend in backends:
+        device.close(backend)
+    backends.clear()
 
 
 # --- all groups of a process -------------------------------------------------------------------------------
@@ -269,7 +260,7 @@ class Groups:
         wanted = self._expected if not ranks else self.ours
         if not wanted:
             return False
-        unknown = set(_backends(backend).values()) - MAKERS.keys()
+        unknown = set(_backends(backend).values()) - set(NAMES)
         if unknown:
             log.warning("taskd: groups of %s are not kept over a fault", ", ".join(sorted(unknown)))
         return not unknown
@@ -287,7 +278,10 @@ class Groups:
                 return existing, world.pg_map[existing][1]
         if ranks and _c10d._get_default_group().rank() not in ranks:
             return _c10d.GroupMember.NON_GROUP_MEMBER, None
-        wanted = Wanted(_backends(call["backend"]), call["timeout"], call.get("backend_options"))
+        backends = _backends(call["backend"])
+        if not ranks:
+            backends = {"cpu": "gloo", **backends}  # the vote goes over the host, whatever the script uses
+        wanted = Wanted(backends, call["timeout"], call.get("backend_options"))
         description = call.get("group_desc") or "undefined"
         group = StableGroup(call["group_rank"], call["group_size"], name, description, wanted, self._calls)
         self._names.append(name)
@@ -305,9 +299,18 @@ class Groups:
         world.pg_to_tag[group] = own_tag
         return group, world.pg_map[group][1]
 
+    def interrupt(self, before: int) -> None:
+        """End whatever waits in a generation before this one; from another thread, after the fence's cut."""
+        for group in list(self._members):
+            for device, backend in group.backends if group.generation < before else ():
+                device.interrupt(backend)
+
     def leave(self) -> None:
         """Let go of all processes behind the groups."""
+        stopped = {device for group in self._members for device, _ in group.backends if device.must_restart}
         drop(self._members)
+        for device in stopped:
+            device.restart()
         self._members = [group for group in self._members if group in _c10d._world.pg_map]
 
     @contextlib.contextmanager
@@ -332,7 +335,7 @@ class Groups:
                 group.store = self._store_of(store, group.group_name)
                 default = group is _c10d._get_default_group()
                 _c10d._world.pg_map[group] = (backend, store if default else group.store)
-                self._connect_for_real(group)
+                self._connect_for_real(group, generation)
 
     def set_up(self) -> None:
         """The script comes to its loop: what it does from here on is not noted any more."""
@@ -355,12 +358,13 @@ class Groups:
             group.inner = Alone(self._notes, group.group_name)
             return
         with self._fence.recording(self._generation()):
-            self._connect_for_real(group)
+            self._connect_for_real(group, self._generation())
         if self._setting_up:
             group.inner = Noting(group.inner, self._notes, group.group_name)
 
     @staticmethod
-    def _connect_for_real(group: StableGroup) -> None:
+    def _connect_for_real(group: StableGroup, generation: int) -> None:
+        group.generation = generation
         group.inner, group.backends = _make_inner(group)
 
 

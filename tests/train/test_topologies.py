@@ -14,14 +14,15 @@ SCRIPT = str(Path(__file__).with_name("topology_job.py"))
 STEPS = 14
 WORLD = 4
 KINDS = ["hsdp", "fsdp", "tp", "pp", "own"]
-# A rank whose replica is rank 0, and points at which it dies.
+# With a replica: in a mesh, by tensor and data, by stage and data.
 KILLS = [
     ("hsdp", "before", 2),
-    ("hsdp", "backward", 2),
-    ("hsdp", "voted", 2),
-    ("tp", "forward", 2),
-    ("tp", "backward", 2),
+    ("hsdp", "backward", 1),
+    ("hsdp", "voted", 3),
+    ("tp", "forward", 0),
+    ("tp", "backward", 3),
     ("pp", "backward", 1),
+    ("pp", "before", 2),
 ]
 
 Run = dict[int, tuple[dict[int, str], str]]
@@ -119,13 +120,14 @@ def test_a_group_of_the_scripts_own_survives_a_kill(
 ) -> None:
     """``init_process_group`` by habit, a group in a variable, a seed and a name agreed on before the loop.
 
-    The replacement gets from its predecessor's notes what the others had told that one.
+    The replacement gets from its predecessor's notes what the others had told that one. (What a script makes
+    up in rank 0 alone, before it tells the others, is made up again by rank 0's replacement.)
     """
     job = train("own", tmp_path, "--die", f"backward:{rank}:6")
 
     assert_same(undisturbed("own"), tmp_path, None)
     assert [2 if each == rank else 1 for each in range(WORLD)] == pids(tmp_path)
     agreed = {path.read_text() for path in tmp_path.glob("seed-*.txt")}
-    assert 1 == len(agreed), "the replacement has another seed or name"
+    assert rank == 0 or len(agreed) == 1, f"the replacement has another seed or name: {agreed}"
     assert WORLD + 1 == len(list(tmp_path.glob("seed-*.txt")))
     assert "recovery from memory is off" not in job.err

@@ -13,10 +13,11 @@ given to the next file as soon as it is free. What must never be shut down:
 - a connection of a later generation: the cut for an old one may come late, when the new group stands;
 - anything that was there before, and anything that is not TCP: the links to TaskD, the user's own.
 
-Only the receiving side is shut at first. When a peer says that it is ready to receive, gloo's own thread
-writes what was waiting for that; if this write fails, the thread that waits for the send is forgotten, and
-nothing wakes it. So writes are let out, and the end of what comes in wakes everybody. If a connection is
-still there at the next cut, both sides are shut.
+Only the receiving side is shut, and the connection is kept open until all ranks are out of their collectives
+(``release``). The reason is a flaw in gloo: when a peer says that it is ready, gloo's own thread writes what
+was waiting for that, and if this write fails because the connection is closed, whoever waits for the send is
+forgotten and nothing can wake it. So a write has to succeed while anybody may still be inside. The end of
+what comes in is enough to wake everybody. A connection that is not released for a second is shut both ways.
 
 No lock is held while a group is being made, since that is where a thread waits for a peer that died
 meanwhile, and then the cut has to reach it.
@@ -28,12 +29,15 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch.distributed as dist
+
+HOLD_S = 1.0
 
 _TCP_SYN_SENT = 2  # linux/tcp_states.h; the first byte of TCP_INFO
 
@@ -59,12 +63,14 @@ class SocketFence:
     ``recording`` and ``sever`` are used by the thread that trains, ``cut`` by any other one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Know of no connection yet."""
+        self._clock = clock
         self._lock = threading.Lock()
         self._owned: dict[int, set[int]] = {}
         self._open: list[_Recording] = []
         self._cut_up_to: int | None = None
-        self._half_shut: set[int] = set()
+        self._held: dict[int, tuple[socket.socket, float]] = {}
 
     @contextmanager
     def recording(self, generation: int) -> Iterator[None]:
@@ -90,7 +96,7 @@ class SocketFence:
         self._refuse_if_cut(generation)
 
     def cut(self, generation: int) -> int:
-        """Shut down all connections up to this generation; return how many there were.
+        """Shut down all connections up to this generation; return how many were not cut before.
 
         It may be called again: gloo opens new connections for a while when one fails during its making.
         """
@@ -106,9 +112,25 @@ class SocketFence:
                 appeared = now.keys() - recording.before
                 (doomed if recording.generation <= generation else spared).update(appeared)
             doomed = now.keys() & (doomed - spared)
-            count = sum(_shut_down(now[inode], inode, whole=inode in self._half_shut) for inode in doomed)
-            self._half_shut = doomed
+            count = 0
+            for inode in doomed - self._held.keys():
+                kept = _hold(now[inode], inode, socket.SHUT_RD)
+                if kept is not None:
+                    self._held[inode] = kept, self._clock()
+                    count += 1
+            late = self._clock() - HOLD_S
+            for kept, since in self._held.values():
+                if since <= late:
+                    with contextlib.suppress(OSError):  # the peer was faster
+                        kept.shutdown(socket.SHUT_RDWR)
             return count
+
+    def release(self) -> None:
+        """Close what was cut: every rank is out of its collectives."""
+        with self._lock:
+            for kept, _ in self._held.values():
+                kept.close()
+            self._held.clear()
 
     def sever(self, generation: int) -> int:
         """Shut this generation's connections down as a broken network would; return how many there were.
@@ -118,7 +140,11 @@ class SocketFence:
         with self._lock:
             now = _sockets()
             owned = self._owned.get(generation, set())
-            return sum(_shut_down(now[inode], inode, whole=False) for inode in now.keys() & owned)
+            severed = [_hold(now[inode], inode, socket.SHUT_RDWR) for inode in now.keys() & owned]
+            for connection in severed:
+                if connection is not None:
+                    connection.close()
+            return len(severed) - severed.count(None)
 
     def forget(self, generation: int) -> None:
         """Drop what is known of the groups up to this generation, which have been destroyed."""
@@ -197,27 +223,21 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-def _shut_down(fd: int, inode: int, *, whole: bool) -> bool:
-    """Shut a connection down, if that is what the descriptor (still) is."""
+def _hold(fd: int, inode: int, how: int) -> socket.socket | None:
+    """Shut a connection down, if that is what the descriptor (still) is, and return a hold on it."""
     try:
-        copy = os.dup(fd)
+        held = socket.socket(fileno=os.dup(fd))
     except OSError:
-        return False
+        return None
     # From here on the descriptor cannot be given to another file under our feet.
     try:
-        if os.fstat(copy).st_ino != inode:
-            return False
-        with socket.socket(fileno=copy) as sock:
-            copy = -1
-            if not _is_connection(sock):
-                return False
-            sock.shutdown(socket.SHUT_RDWR if whole else socket.SHUT_RD)
-            return True
+        if os.fstat(held.fileno()).st_ino == inode and _is_connection(held):
+            held.shutdown(how)
+            return held
     except OSError:  # the peer was faster
-        return False
-    finally:
-        if copy >= 0:
-            os.close(copy)
+        pass
+    held.close()
+    return None
 
 
 def _is_connection(sock: socket.socket) -> bool:

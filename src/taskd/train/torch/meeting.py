@@ -79,6 +79,7 @@ class Meeting:
             store = self._open_store() if leader == self._rank else ""
             try:
                 answer = self._watch.stand(describe(generation, store), STAND_LIMIT_S)
+                self._fence.release()  # there is an answer, so all have come out
                 if isinstance(answer, Regroup):
                     self._join(answer)
             except Superseded:

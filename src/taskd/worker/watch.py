@@ -18,6 +18,7 @@ from taskd.worker.client import Worker
 
 LOOK_S = 0.1
 REPEAT_S = 0.3
+PROMPT_S = 0.02
 CUT_S = 10.0
 LEAVE_FLOOR_S, LEAVE_STEPS = 2.0, 3.0
 
@@ -87,14 +88,25 @@ class Watch:
                     return False
         return False
 
-    def stand(self, standing: Standing, limit_s: float) -> Regroup | Save:
-        """Say where this worker stands, again and again, until the answer is there."""
+    def stand(
+        self, standing: Standing, limit_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> Regroup | Save:
+        """Say where this worker stands, again and again, until the answer is there.
+
+        ``meanwhile`` is done if the answer takes its time: somebody else is still on the way.
+        """
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             self._worker.pause()
             self._worker.say(standing)
             with self._news:
-                self._news.wait_for(lambda: self._answered(standing.generation), REPEAT_S)
+                patience = REPEAT_S if meanwhile is None else PROMPT_S
+                answered = self._news.wait_for(lambda: self._answered(standing.generation), patience)
+            if not answered and meanwhile is not None:
+                meanwhile()
+                meanwhile = None
+                continue
+            with self._news:
                 if self._raised > standing.generation:
                     raise Superseded
                 if self._regroup is not None and self._regroup.generation == standing.generation:

@@ -31,6 +31,7 @@ from taskd.core.troubles import TroubleKind, classify
 from taskd.train.torch.damage import damage
 from taskd.train.torch.feed import Feed
 from taskd.train.torch.fence import SocketFence, count_collectives
+from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.groups import Groups
 from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.meeting import RAISE_LIMIT_S, Meeting, Wrap
@@ -98,6 +99,7 @@ class Engine:
         self._part = 0
         self._layout: tuple[str, ...] = ()
         self._pending: Regroup | Save | None = None
+        self._print: tuple[int, int] | None = None
         # Where it is: steps that count, steps that the script was told of, and the attempt under way.
         self._step = 0
         self._told = 0
@@ -332,8 +334,13 @@ class Engine:
                 self._keeping.copies(),
             )
 
+        def meanwhile() -> None:
+            if self._has_state:
+                self._print = (self._step, fingerprint(self._objects))
+
+        self._print = None
         objects = list(self._objects.values())
-        self._pending = self._meeting.come_together(describe, objects, fresh=not self._arrived)
+        self._pending = self._meeting.come_together(describe, objects, meanwhile, fresh=not self._arrived)
         return self._pending
 
     def _retry_if_raised(self, work: Callable[[], None]) -> None:
@@ -388,7 +395,9 @@ class Engine:
             return False
         if pending is None or (self._rank not in pending.receivers and self._step != pending.target):
             return True
-        me = Me(self._rank, self._world, self._part, self._start if self._has_state else -1)
+        start = self._start if self._has_state else -1
+        known = self._print[1] if self._print and self._print[0] == self._step else None
+        me = Me(self._rank, self._world, self._part, start, known)
         try:
             received = None
             if pending.receivers:

@@ -65,12 +65,18 @@ class Meeting:
         self.wraps: list[Wrap] = []
 
     def come_together(
-        self, describe: Callable[[int, str], Standing], objects: list[Any], *, fresh: bool
+        self,
+        describe: Callable[[int, str], Standing],
+        objects: list[Any],
+        meanwhile: Callable[[], None],
+        *,
+        fresh: bool,
     ) -> Regroup | Save:
         """Leave the old group and enter that of the latest generation, however often it changes meanwhile.
 
         ``describe`` says where this rank stands, given the generation and where it serves a store. What a
-        ``fresh`` process has built was not used yet. To write a dump no group is needed.
+        ``fresh`` process has built was not used yet. To write a dump no group is needed. ``meanwhile`` is
+        done while others are still on the way.
         """
         while True:
             generation, leader = self._watch.raised
@@ -78,7 +84,7 @@ class Meeting:
             self._leave(objects, fresh=fresh)
             store = self._open_store() if leader == self._rank else ""
             try:
-                answer = self._watch.stand(describe(generation, store), STAND_LIMIT_S)
+                answer = self._watch.stand(describe(generation, store), STAND_LIMIT_S, meanwhile)
                 self._fence.release()  # there is an answer, so all have come out
                 if isinstance(answer, Regroup):
                     self._join(answer)

@@ -84,12 +84,16 @@ def gather_offers(mine: Offer, start: int, world: int) -> tuple[dict[int, Offer]
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """This rank, as far as an exchange needs to know it. ``start`` is -1 where the run's begin is unknown."""
+    """This rank, as far as an exchange needs to know it. ``start`` is -1 where the run's begin is unknown.
+
+    ``digest`` is the fingerprint of its state, if it had the time to take it.
+    """
 
     rank: int
     world: int
     part: int
     start: int
+    digest: int | None = None
 
 
 class Received(NamedTuple):
@@ -104,11 +108,12 @@ def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str,
     target = regroup.target
     receives = me.rank in regroup.receivers
     owns = keeping.owns(target)
+    digest = 0 if receives else me.digest if me.digest is not None else fingerprint(objects)
     offer = Offer(
         me.rank,
         me.part,
         holds=not receives,
-        digest=0 if receives else fingerprint(objects),
+        digest=digest,
         needs_own=receives,
         snapshots=keeping.whole_copies(target, regroup.receivers),
         own=tuple(rank for rank, own in owns.items() if own is not None),

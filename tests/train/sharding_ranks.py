@@ -52,7 +52,8 @@ if __name__ == "__main__":
     keys["stages"] = shard_key({"model": stage.module}, [stage])
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    hsdp = fully_shard(make(1), mesh=mesh)
+    hsdp: nn.Module = make(1)
+    fully_shard(hsdp, mesh=mesh)
     unused = torch.optim.AdamW(hsdp.parameters())
     keys["hsdp"] = shard_key({"model": hsdp, "optimizer": unused}, [])
     optimizer = stepped(hsdp)
@@ -68,7 +69,7 @@ if __name__ == "__main__":
     keys["ours"] = shard_key({"model": ours}, [DistributedDataParallel(make(0))])
 
     # Ranks 0 and 2 have the same part. Rank 2 forgets it, and nobody but rank 0 helps.
-    objects = {"model": hsdp, "optimizer": optimizer}
+    objects: dict[str, Any] = {"model": hsdp, "optimizer": optimizer}
     before = digest(objects)
     if me == 0:
         send_state(objects, 2)

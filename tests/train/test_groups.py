@@ -97,9 +97,14 @@ def test_a_group_that_the_script_destroyed_is_not_made_again(world: World, monke
     groups = world.begin()
     world.meet()
     dist.destroy_process_group(dist.new_group([0]))
-    made = []
+    made: list[int] = []
     own = MAKERS["gloo"]
-    monkeypatch.setitem(MAKERS, "gloo", lambda *args: made.append(args[1]) or own(*args))
+
+    def noted(store: Any, rank: int, *more: Any) -> Any:
+        made.append(rank)
+        return own(store, rank, *more)
+
+    monkeypatch.setitem(MAKERS, "gloo", noted)
 
     groups.leave()
     groups.together(2, dist.HashStore())

@@ -12,8 +12,9 @@ import torch
 import torch.distributed
 from torch.distributed import distributed_c10d
 
+from taskd.train.torch.devices import find
 from taskd.train.torch.fence import SocketFence
-from taskd.train.torch.groups import COLLECTIVES, MAKERS, GroupGone, Groups, StableGroup
+from taskd.train.torch.groups import COLLECTIVES, GroupGone, Groups, StableGroup
 from taskd.train.torch.hooks import hook_groups
 from taskd.train.torch.notes import NotNoted, SetupNotes
 
@@ -98,13 +99,14 @@ def test_a_group_that_the_script_destroyed_is_not_made_again(world: World, monke
     world.meet()
     dist.destroy_process_group(dist.new_group([0]))
     made: list[int] = []
-    own = MAKERS["gloo"]
+    gloo = find("gloo")
+    own = gloo.make_backend
 
     def noted(store: Any, rank: int, *more: Any) -> Any:
         made.append(rank)
         return own(store, rank, *more)
 
-    monkeypatch.setitem(MAKERS, "gloo", noted)
+    monkeypatch.setattr(gloo, "make_backend", noted)
 
     groups.leave()
     groups.together(2, dist.HashStore())

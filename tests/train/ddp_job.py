@@ -33,6 +33,7 @@ parser.add_argument("--hang-again", action="store_true", help="in the replacemen
 parser.add_argument(
     "--save", default="-1:0", help="STEP:SECONDS that rank 0 takes for a checkpoint before it"
 )
+parser.add_argument("--corrupt", default="", help="RANK:STEP, one bit of a parameter, and nobody is told")
 parser.add_argument("--checkpoint", default="", help="DIR:N, a checkpoint every N steps")
 args = parser.parse_args()
 
@@ -138,6 +139,10 @@ def train_step(step: int) -> float:
     """One step; everything in it is a function of the step, the rank and the random state."""
     global at_step  # noqa: PLW0603 - for the hooks
     at_step = step
+    if args.corrupt == f"{job.rank}:{step}" and not job.replaying:
+        time.sleep(0.1)  # the others are in the step, where one of them dies
+        with torch.no_grad():
+            next(model.parameters()).view(torch.int32).view(-1)[5] ^= 1 << 20
     die_at("before")
     hang_at(step)
     if args.fail_at == step and job.rank == 1:

@@ -176,6 +176,17 @@ def test_an_error_that_comes_back_ends_the_job_with_its_stack(tmp_path: Path) ->
     assert 3 >= len(job.timeline())
 
 
+def test_a_damaged_replica_is_outvoted_and_repaired(
+    tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
+) -> None:
+    """Rank 0, which would be the source, has lost a bit and does not know: its state is given to nobody."""
+    train(tmp_path, *("--corrupt", "0:8"), *("--die", "before:2:8"))
+
+    assert_same(undisturbed, tmp_path, ())
+    logs = "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
+    assert "the state of rank 0 differed from its replicas' and was replaced" in logs
+
+
 def test_a_stopped_rank_is_replaced(
     tmp_path: Path, undisturbed: dict[int, tuple[dict[int, str], str]]
 ) -> None:

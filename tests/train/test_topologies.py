@@ -1,6 +1,7 @@
 """Scripts with more than one process group: what they hold stays valid over a fault, to the bit."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ STEPS = 14
 WORLD = 4
 KINDS = ["hsdp", "fsdp", "tp", "pp", "own"]
 # With a replica: in a mesh, by tensor and data, by stage and data.
-KILLS = [
+SAMPLE = [
     ("hsdp", "before", 2),
     ("hsdp", "backward", 1),
     ("hsdp", "voted", 3),
@@ -24,6 +25,13 @@ KILLS = [
     ("pp", "backward", 1),
     ("pp", "before", 2),
 ]
+MATRIX = [
+    (kind, point, rank)
+    for kind in ("hsdp", "fsdp", "tp", "pp")
+    for point in ("before", "forward", "backward", "voted", "updated")
+    for rank in range(WORLD)
+]
+KILLS = MATRIX if os.environ.get("TASKD_MATRIX") else SAMPLE
 
 Run = dict[int, tuple[dict[int, str], str]]
 
@@ -110,8 +118,30 @@ def test_a_killed_rank_gets_its_part_from_its_replica(
     """Only the killed rank has another process; its shard, and its random state, are those it had."""
     train(kind, tmp_path, "--die", f"{point}:{rank}:6")
 
-    assert_same(undisturbed(kind), tmp_path, rank if point == "voted" else None)
+    counted = point in ("voted", "updated") or kind == "fsdp"
+    assert_same(undisturbed(kind), tmp_path, rank if counted else None)
     assert [2 if each == rank else 1 for each in range(WORLD)] == pids(tmp_path)
+
+
+def test_without_a_replica_a_rank_comes_back_from_its_snapshot(
+    tmp_path: Path, undisturbed: Callable[[str], Run]
+) -> None:
+    """Plain FSDP: the part of a killed rank is only in its node's shared memory."""
+    train("fsdp", tmp_path, "--die", "backward:1:6")
+
+    assert_same(undisturbed("fsdp"), tmp_path, 1)
+    assert [1, 2, 1, 1] == pids(tmp_path)
+
+
+def test_a_damaged_snapshot_is_noticed_and_the_one_before_is_used(
+    tmp_path: Path, undisturbed: Callable[[str], Run]
+) -> None:
+    """All go one step back to their own snapshots of it; the step that is computed again counts once."""
+    job = train("fsdp", tmp_path, "--corrupt", "1:6")
+
+    assert_same(undisturbed("fsdp"), tmp_path, 1)
+    logs = "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
+    assert "another source is looked for" in logs + job.err
 
 
 @pytest.mark.parametrize("rank", [0, 3])

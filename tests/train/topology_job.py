@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd import train
+from taskd.train.torch import snapshots
 from taskd.train.torch.exchange import digest
 
 WIDTH = 48
@@ -33,6 +34,7 @@ parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--die", action="append", default=[])
+parser.add_argument("--corrupt", default="", help="RANK:STEP, its newest snapshot; killed then")
 parser.add_argument("--raise", dest="raising", action="append", default=[])
 args = parser.parse_args()
 
@@ -208,10 +210,22 @@ optimizer.register_step_pre_hook(lambda *_: point("voted"))
 optimizer.register_step_post_hook(lambda *_: point("updated"))
 
 
+def corrupt_snapshot(step: int) -> None:
+    """Change a byte of the tensors in the snapshot of this step, once it is there."""
+    path = os.environ["TASKD_SLOT"] + ".snap"
+    while step not in snapshots.versions(path):
+        time.sleep(0.005)
+    data = snapshots.export(path, step)
+    data[data.numel() // 2] ^= 1
+
+
 def train_step(step: int) -> float:
     """One step; everything in it is a function of the step, the rank's data and the random state."""
     global at_step  # noqa: PLW0603 - for the points
     at_step = step
+    if args.corrupt == f"{job.rank}:{step}" and not newcomer:
+        corrupt_snapshot(step)
+        os.kill(os.getpid(), signal.SIGKILL)
     point("before")
     generator = torch.Generator().manual_seed(1000 * step + data_rank)
     x = torch.randn(8, 16, generator=generator)

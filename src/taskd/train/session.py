@@ -37,6 +37,13 @@ class Job:
         return self._worker is not None
 
     @property
+    def device(self) -> Any:  # noqa: ANN401 - a torch.device
+        """Return the device of this rank: its accelerator by local rank, or the CPU where there is none."""
+        from taskd.train.torch.plain import own_device
+
+        return own_device(self.local_rank)
+
+    @property
     def replaying(self) -> bool:
         """Tell whether this step is computed again because a fault interrupted it."""
         return self._engine is not None and self._engine.replaying

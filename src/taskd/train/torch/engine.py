@@ -37,6 +37,7 @@ from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.meeting import RAISE_LIMIT_S, Meeting, Wrap
 from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.own import OwnState
+from taskd.train.torch.promises import find_broken_promises
 from taskd.train.torch.resetting import refuse_classic
 from taskd.train.torch.restoring import (
     AT_START,
@@ -358,6 +359,8 @@ class Engine:
             return
         handles = [wrap.handle for wrap in self._meeting.wraps]
         self._part = part_number(shard_key(self._objects, handles))
+        for broken in find_broken_promises(self._objects, handles) if self._rank == 0 else ():
+            log.warning("taskd: %s", broken)
         optimizers = sum(isinstance(thing, torch.optim.Optimizer) for thing in self._objects.values())
         self._careful = optimizers > 1
         if self._pending is None:

@@ -128,6 +128,7 @@ class Keeping:
             snapshots.verify(self._path_of(rank), step)
         except snapshots.SnapshotDamaged as damage:
             log.warning("taskd: %s; another source is looked for", damage)
+            snapshots.forget(self._path_of(rank), step)
             return False
         return True
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -19,3 +20,11 @@ def wrap_without_recovery(builder: Callable[[], Any], world_size: int) -> Any:  
         else:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return builder()
+
+
+def own_device(local_rank: int) -> torch.device:
+    """Choose the accelerator of a local rank; several ranks may share one, the CPU is everybody's."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, local_rank % max(1, torch.accelerator.device_count()))

@@ -402,6 +402,14 @@ def import_bytes(path: str | os.PathLike[str], data: torch.Tensor | bytes | byte
     return header.step
 
 
+def forget(path: str | os.PathLike[str], step: int) -> None:
+    """Delete the snapshot of one step: it was found damaged, and nobody should be promised it again."""
+    name = os.fspath(path)
+    for index, header in headers(name):
+        if header.step == step:
+            Path(file_of(name, index)).unlink(missing_ok=True)
+
+
 def remove(path: str | os.PathLike[str]) -> None:
     """Delete the snapshots under a path."""
     for index in BUFFERS:

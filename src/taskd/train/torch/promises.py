@@ -1,0 +1,38 @@
+"""What a script does that recovery cannot make good, as far as it can be seen before the first step."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+def find_broken_promises(objects: Mapping[str, Any], wrapped: Iterable[Any]) -> list[str]:
+    """Return sentences, each with what to do; none for a script that registers what it trains."""
+    modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
+    optimizers = [thing for thing in objects.values() if isinstance(thing, torch.optim.Optimizer)]
+    registered = {id(parameter) for module in modules for parameter in module.parameters()}
+    found: list[str] = []
+    for module in wrapped:
+        if not isinstance(module, torch.nn.Module):
+            continue
+        missing = sum(id(parameter) not in registered for parameter in module.parameters())
+        if missing:
+            found.append(
+                f"{missing} parameters of a wrapped module are not registered, so a replaced rank would not "
+                "have them; pass the module to job.register"
+            )
+    if modules and not optimizers:
+        found.append("no optimizer is registered, so a replaced rank would begin with a fresh one")
+    for optimizer in optimizers:
+        strangers = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in registered
+        ]
+        if strangers and modules:
+            found.append(
+                f"an optimizer updates {len(strangers)} parameters of modules that are not registered; pass "
+                "those to job.register too"
+            )
+    return found

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd import train
 from taskd.train.torch import snapshots
 from taskd.train.torch.exchange import digest
+from taskd.train.torch.snapfile import file_of, headers
 
 WIDTH = 48
 
@@ -215,8 +216,11 @@ def corrupt_snapshot(step: int) -> None:
     path = os.environ["TASKD_SLOT"] + ".snap"
     while step not in snapshots.versions(path):
         time.sleep(0.005)
-    data = snapshots.export(path, step)
-    data[data.numel() // 2] ^= 1
+    index = next(index for index, header in headers(path) if header.step == step)
+    with Path(file_of(path, index)).open("r+b") as file:
+        # The first tensors are behind the head; a whole page of them is zeroed.
+        file.seek(4096)
+        file.write(bytes(4096))
 
 
 def train_step(step: int) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from taskd.core import endings, jobread
+from taskd.core import endings, jobread, nodestate
 from taskd.core import job as machine
 from taskd.core import node as agent
 from taskd.core.exits import Exit, ExitCode
@@ -46,7 +46,7 @@ class Cluster:
     lives: int = 0
 
     def __post_init__(self) -> None:
-        self.agents = {str(number): agent.NodeState(str(number)) for number in range(self.size)}
+        self.agents = {str(number): nodestate.NodeState(str(number)) for number in range(self.size)}
         self.inbox: dict[str, list[Order]] = {key: [] for key in self.agents}
         self.reports: list[tuple[str, Report]] = []
         self.spawns: dict[str, int] = {}
@@ -75,20 +75,20 @@ class Cluster:
             if isinstance(effect, SendOrder):
                 self.inbox[effect.node].append(effect.order)
 
-    def node(self, key: str, event: agent.NodeEvent) -> None:
+    def node(self, key: str, event: nodestate.NodeEvent) -> None:
         self.agents[key], effects = agent.step(self.agents[key], event)
         for effect in effects:
             match effect:
-                case agent.Execute():
+                case nodestate.Execute():
                     self.ledger.append((key, effect.order))
-                case agent.SpawnProcesses():
+                case nodestate.SpawnProcesses():
                     self.spawns[key] = effect.plan.generation
-                case agent.SignalProcesses():
+                case nodestate.SignalProcesses():
                     for rank in effect.ranks:
                         self.exit(key, rank, Exit(signal=effect.signal))
-                case agent.Tell():
+                case nodestate.Tell():
                     self.reports.append((key, effect.report))
-                case agent.TellStopped():
+                case nodestate.TellStopped():
                     self.reports.append((key, WorkersStopped(effect.generation, 29500)))
                 case _:
                     pass
@@ -96,17 +96,17 @@ class Cluster:
     def exit(self, key: str, rank: int, how: Exit) -> None:
         generation = self.agents[key].generation
         report = WorkerExited(generation, rank, 0, rank + 10, how, -1, 60.0, self.now)
-        self.node(key, agent.ProcessExited(self.now, report))
+        self.node(key, nodestate.ProcessExited(self.now, report))
 
     def deliver(self, key: str) -> None:
         """Let one node act on its orders and have its processes made."""
         while self.inbox[key] or key in self.spawns:
             if self.inbox[key]:
-                self.node(key, agent.OrderReceived(self.now, self.inbox[key].pop(0)))
+                self.node(key, nodestate.OrderReceived(self.now, self.inbox[key].pop(0)))
                 continue
             generation = self.spawns.pop(key)
             view = WorkerView(int(key), 0, int(key) + 10, WorkerState.RUNNING)
-            self.node(key, agent.ProcessesStarted(self.now, generation, (view,), {}))
+            self.node(key, nodestate.ProcessesStarted(self.now, generation, (view,), {}))
 
     def tell(self) -> None:
         """Let the manager hear what was reported."""
@@ -166,9 +166,9 @@ def _some_started_again(cluster: Cluster) -> None:
 
 
 def _spawn_failed(cluster: Cluster) -> None:
-    cluster.node("0", agent.OrderReceived(0.0, cluster.inbox["0"].pop()))
+    cluster.node("0", nodestate.OrderReceived(0.0, cluster.inbox["0"].pop()))
     cluster.spawns.clear()
-    cluster.node("0", agent.SpawnFailed(0.0, 1, "out of memory"))
+    cluster.node("0", nodestate.SpawnFailed(0.0, 1, "out of memory"))
     cluster.deliver("1")
     cluster.deliver("2")
 

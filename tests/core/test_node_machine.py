@@ -20,7 +20,8 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
-from taskd.core.node import (
+from taskd.core.node import step
+from taskd.core.nodestate import (
     DoFault,
     Execute,
     Leave,
@@ -37,7 +38,6 @@ from taskd.core.node import (
     Tell,
     TellStopped,
     Ticked,
-    step,
 )
 
 SIGKILL, SIGTERM = 9, 15

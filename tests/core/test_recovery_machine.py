@@ -23,7 +23,7 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
-from taskd.core.node import (
+from taskd.core.nodestate import (
     InterruptProcesses,
     NodeState,
     OrderReceived,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from taskd.core import endings
+from taskd.core import endings, nodestate
 from taskd.core import job as job_machine
 from taskd.core import node as node_machine
 from taskd.core.delivery import Channel, Packet, Received
 from taskd.core.jobstate import Job, SendOrder
 from taskd.core.launch import Plan
-from taskd.core.node import NodeState
+from taskd.core.nodestate import NodeState
 from taskd.testing import simulation
 from taskd.testing.sim_checks import InvariantBroken
 from taskd.testing.simulation import simulate
@@ -102,7 +102,7 @@ def _down_at_once(node: object, generation: int = 0) -> bool:
 
 def _spawn_beside(node: NodeState, order: Any) -> Any:
     place = order.plan.place_of(node.key)
-    executed = node_machine.Execute(order.order, order.plan.generation)
+    executed = nodestate.Execute(order.order, order.plan.generation)
     node, effects = node_machine._spawn(node, order.plan, place)
     return node, (executed, *effects)
 

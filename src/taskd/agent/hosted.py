@@ -41,8 +41,9 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
-from taskd.core.node import (
+from taskd.core.nodestate import (
     DoFault,
+    EndProcesses,
     Execute,
     InterruptProcesses,
     Leave,
@@ -52,10 +53,12 @@ from taskd.core.node import (
     OrderReceived,
     ProcessesStarted,
     ProcessExited,
+    Promote,
     RefuseOrder,
     SignalProcesses,
     SpawnFailed,
     SpawnProcesses,
+    StandbysStarted,
     Tell,
     TellStopped,
     Ticked,
@@ -435,11 +438,16 @@ class HostedAgent:
         match effect:
             case Execute():
                 self._ledger.write(effect.order, effect.generation)
+            case SpawnProcesses(standby=True):
+                why = "the processes of this node are not TaskD's to make"
+                self._apply(StandbysStarted(time.monotonic(), effect.plan.generation, error=why))
             case SpawnProcesses():
                 self._make_pages(effect.plan, effect.place)
                 self._work.put(effect)
             case SignalProcesses() | Leave():
                 self._work.put(effect)
+            case Promote() | EndProcesses():
+                pass  # there are no standbys here
             case InterruptProcesses():
                 # Ranks of another launcher are restarted as a whole; they never say that they keep a state.
                 self._log.warning("interrupt_without_effect", ranks=effect.ranks)

@@ -59,34 +59,56 @@ class RankFiles:
     error_file: str
     page: str
     slot: str
+    slot_before: str = ""
 
 
-def rank_files(config: AgentConfig, plan: Plan, place: NodePlace, local_rank: int) -> RankFiles:
+def rank_files(
+    config: AgentConfig,
+    plan: Plan,
+    place: NodePlace,
+    local_rank: int,
+    before: RankFiles | None = None,
+    *,
+    standby: bool = False,
+) -> RankFiles:
     """Name the files of a rank, in torchrun's layout: one directory per attempt and local rank.
 
-    The attempt counts generations: a rank that was replaced alone has one of its own.
+    The attempt counts generations: a rank that was replaced alone has one of its own. What is in shared
+    memory goes over from a dead process (its files are ``before``) to the one that replaces it. A standby
+    lives beside the process whose rank it will have, so it has its own there, and is told of the other's.
     """
     root = Path(config.spec.logs.directory or config.logs_dir) / config.spec.run_id
     if len(plan.places) > 1:
         # The nodes may be on one machine, or on several with one file system.
         root /= f"node_{place.node_rank}"
     directory = root / f"attempt_{plan.generation - 1}" / str(local_rank)
-    page = Path(config.shm_dir) / f"rank-{place.first_rank + local_rank}.page"
+    name = f"rank-{place.first_rank + local_rank}" + (f"-g{plan.generation}" if standby else "")
+    memory = Path(config.shm_dir) / name
+    page, slot, slot_before = f"{memory}.page", f"{memory}.slot", ""
+    if before is not None:
+        slot_before = before.slot if standby else before.slot_before
+        page, slot = (page, slot) if standby else (before.page, before.slot)
     return RankFiles(
         str(directory),
         str(directory / "stdout.log"),
         str(directory / "stderr.log"),
         str(directory / "error.json"),
-        str(page),
-        str(page.with_suffix(".slot")),
+        page,
+        slot,
+        slot_before,
     )
 
 
 def make_launch(
-    config: AgentConfig, plan: Plan, place: NodePlace, local_rank: int, base: Mapping[str, str], cwd: str
+    config: AgentConfig,
+    plan: Plan,
+    place: NodePlace,
+    local_rank: int,
+    base: Mapping[str, str],
+    cwd: str,
+    files: RankFiles,
 ) -> WorkerLaunch:
     """Make the order by which one worker is born."""
-    files = rank_files(config, plan, place, local_rank)
     rank = place.first_rank + local_rank
     env = dict(base)
     env.update(compute_worker_env(config.spec, plan, place, local_rank))
@@ -99,6 +121,7 @@ def make_launch(
             "TASKD_SOCKET": config.socket,
             "TASKD_PAGE": files.page,
             "TASKD_SLOT": files.slot,
+            "TASKD_SLOT_BEFORE": files.slot_before,
             "TASKD_SHM_DIR": config.shm_dir,
             "TASKD_DUMP_DIR": config.dump_dir,
             "TASKD_RESUME": config.spec.resume_dir,
@@ -121,9 +144,20 @@ def make_launch(
     )
 
 
-def with_newcomer(launch: WorkerLaunch) -> WorkerLaunch:
-    """Return the launch of a rank that comes into a running job."""
-    return dataclasses.replace(launch, env={**launch.env, "TASKD_NEWCOMER": "1"})
+def with_newcomer(launch: WorkerLaunch, *, standby: bool = False) -> WorkerLaunch:
+    """Return the launch of a rank that comes into a running job, or waits to."""
+    newcomer = {"TASKD_NEWCOMER": "1", **({"TASKD_STANDBY": "1"} if standby else {})}
+    return dataclasses.replace(launch, env={**launch.env, **newcomer})
+
+
+def clear_memory(shm_dir: str, rank: int) -> None:
+    """Remove what the processes of a rank left in the node's memory, for a run that begins anew.
+
+    Its notes are written anew; what this node keeps for other ranks is theirs.
+    """
+    for path in Path(shm_dir).glob(f"rank-{rank}-g*"):
+        path.unlink(missing_ok=True)
+    (Path(shm_dir) / f"rank-{rank}.slot").unlink(missing_ok=True)
 
 
 def _triggered_by(fault: ScheduledFault, place: NodePlace, rank: int) -> bool:

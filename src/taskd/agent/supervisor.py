@@ -26,6 +26,7 @@ from taskd.agent.launches import (
     RankFiles,
     answer_limit_s,
     base_env,
+    clear_memory,
     console_view,
     make_launch,
     rank_files,
@@ -37,6 +38,7 @@ from taskd.agent.uplink import Uplink
 from taskd.agent.witnesses import Witness, Witnesses, clear_answers, describe_mute, last_words
 from taskd.core import node as machine
 from taskd.core.exits import Exit, ExitCode
+from taskd.core.failures import describe_exit
 from taskd.core.hangs import HangWatch, Sight
 from taskd.core.heartbeat import BeatState
 from taskd.core.launch import NodePlace, Plan
@@ -54,21 +56,27 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
-from taskd.core.node import (
+from taskd.core.nodestate import (
+    ConversationBegan,
     DoFault,
+    EndProcesses,
     Execute,
     InterruptProcesses,
     Leave,
+    LeaverExited,
     NodeEffect,
     NodeEvent,
     NodeState,
     OrderReceived,
     ProcessesStarted,
     ProcessExited,
+    Promote,
     RefuseOrder,
     SignalProcesses,
     SpawnFailed,
     SpawnProcesses,
+    StandbyExited,
+    StandbysStarted,
     Tell,
     TellStopped,
     Ticked,
@@ -89,11 +97,15 @@ SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
 
 @dataclass(slots=True)
 class _Birth:
-    """One life of a rank."""
+    """One life of a rank, or of a standby that may become one."""
 
     generation: int
+    rank: int
+    local_rank: int
     at: float
     files: RankFiles
+    page: Page
+    standby: bool = False
     ended: bool = False
     hung: str = ""
     hung_since: float = 0.0
@@ -123,8 +135,9 @@ class Agent:
         self._nursery_ready = asyncio.Event()
         self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
         self._ledger = Ledger(config.ledger_file, config.node, self._uplink.incarnation)
-        self._pages: dict[int, Page] = {}
         self._births: dict[int, _Birth] = {}
+        self._standbys: dict[int, _Birth] = {}
+        self._past: list[_Birth] = []
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
         self._hangs = HangWatch(config.spec.hang_floor_s, config.spec.hang_ceiling_s)
@@ -201,6 +214,7 @@ class Agent:
         self._apply(OrderReceived(time.monotonic(), order))
 
     def _announce(self) -> Announce:
+        self._apply(ConversationBegan(time.monotonic()))
         config = self._config
         return Announce(
             node=config.node,
@@ -289,7 +303,7 @@ class Agent:
         sights: dict[int, Sight] = {}
         witnesses: dict[int, Witness] = {}
         for rank, view in self._state.workers.items():
-            page = self._pages.get(rank)
+            page = self._page_of(rank)
             seen = page.read() if page is not None and view.state.alive and view.pid else None
             if page is None or seen is None or seen.state is not BeatState.READY:
                 continue
@@ -341,15 +355,19 @@ class Agent:
                 birth = self._births[rank].generation
                 self._on_child_exit(ChildExit(f"g{birth}/r{rank}", view.pid, Exit(), now))
 
+    def _page_of(self, rank: int) -> Page | None:
+        birth = self._births.get(rank)
+        return birth.page if birth is not None else None
+
     def _progress(self, rank: int) -> tuple[int, bool]:
-        page = self._pages.get(rank)
+        page = self._page_of(rank)
         view = page.read() if page is not None else None
         if view is None:
             return -1, False
         return view.step, view.state is not BeatState.NEW
 
     def _is_ready(self, rank: int) -> bool:
-        page = self._pages.get(rank)
+        page = self._page_of(rank)
         view = page.read() if page is not None else None
         return view is not None and view.state is BeatState.READY
 
@@ -365,7 +383,14 @@ class Agent:
             case Execute():
                 self._ledger.write(effect.order, effect.generation)
             case SpawnProcesses():
-                self._background(self._spawn(effect.plan, effect.place, effect.ranks))
+                work = self._spawn(effect.plan, effect.place, effect.ranks, standby=effect.standby)
+                self._background(work)
+            case Promote():
+                for rank in effect.ranks:
+                    self._promote(rank)
+            case EndProcesses():
+                for pid in effect.pids:
+                    self._nursery.signal(pid, SIGKILL)
             case InterruptProcesses():
                 self._interrupt(effect)
             case SignalProcesses():
@@ -390,7 +415,7 @@ class Agent:
 
     # --- processes ---------------------------------------------------------------------------------------
 
-    async def _spawn(self, plan: Plan, place: NodePlace, ranks: tuple[int, ...]) -> None:
+    async def _spawn(self, plan: Plan, place: NodePlace, ranks: tuple[int, ...], *, standby: bool) -> None:
         wanted = ranks or tuple(place.ranks)
         try:
             async with asyncio.timeout(60.0):
@@ -401,40 +426,65 @@ class Agent:
             launches = []
             for rank in wanted:
                 local_rank = rank - place.first_rank
-                self._prepare_files(plan, place, local_rank, newcomer=bool(ranks))
-                launch = make_launch(self._config, plan, place, local_rank, self._env, self._cwd)
-                launches.append(with_newcomer(launch) if ranks else launch)
+                files = self._prepare_files(plan, place, local_rank, newcomer=bool(ranks), standby=standby)
+                launch = make_launch(self._config, plan, place, local_rank, self._env, self._cwd, files)
+                launches.append(with_newcomer(launch, standby=standby) if ranks else launch)
             children = await self._nursery.spawn_all(launches)
         except (OSError, TimeoutError, SpawnError, NurseryLostError) as error:
             why = f"the processes could not be started: {error}"
             self._log.exception("spawn_failed")
-            self._apply(SpawnFailed(time.monotonic(), plan.generation, why))
+            if standby:
+                self._apply(StandbysStarted(time.monotonic(), plan.generation, error=why))
+            else:
+                self._apply(SpawnFailed(time.monotonic(), plan.generation, why))
             return
         views: list[WorkerView] = []
         sources: dict[int, str] = {}
         for rank, child in zip(wanted, children, strict=True):
             sources[rank] = child.source
-            log = self._births[rank].files.directory
-            views.append(WorkerView(rank, rank - place.first_rank, child.pid, WorkerState.RUNNING, log=log))
+            birth = self._standbys[rank] if standby else self._births[rank]
+            log = birth.files.directory
+            view = WorkerView(rank, rank - place.first_rank, child.pid, WorkerState.RUNNING, log=log)
+            if not (standby and birth.ended):
+                views.append(view)
+        if standby:
+            self._apply(StandbysStarted(time.monotonic(), plan.generation, tuple(views)))
+            return
         self._apply(ProcessesStarted(time.monotonic(), plan.generation, tuple(views), sources))
 
-    def _prepare_files(self, plan: Plan, place: NodePlace, local_rank: int, *, newcomer: bool) -> None:
-        files = rank_files(self._config, plan, place, local_rank)
+    def _promote(self, rank: int) -> None:
+        """Let a standby be its rank."""
+        old = self._births.get(rank)
+        if old is not None:
+            self._past.append(old)
+        birth = self._births[rank] = self._standbys.pop(rank)
+        birth.standby = False
+        self._hangs.forget(rank)
+
+    def _prepare_files(
+        self, plan: Plan, place: NodePlace, local_rank: int, *, newcomer: bool, standby: bool
+    ) -> RankFiles:
         rank = place.first_rank + local_rank
+        old = self._births.get(rank)
+        before = old.files if old is not None and newcomer else None
+        files = rank_files(self._config, plan, place, local_rank, before, standby=standby)
         directory = Path(files.directory)
         directory.mkdir(parents=True, exist_ok=True)
         Path(files.error_file).unlink(missing_ok=True)
         Path(self._config.shm_dir).mkdir(parents=True, exist_ok=True)
-        self._births[rank] = _Birth(plan.generation, time.monotonic(), files)
-        self._hangs.forget(rank)
         clear_answers(files.page)
         if not newcomer:
             # What a rank kept for its replacement belongs to the run that ends here.
-            Path(files.slot).unlink(missing_ok=True)
-        old = self._pages.pop(rank, None)
-        if old is not None:
-            old.close()
-        self._pages[rank] = Page(files.page, create_generation=plan.generation)
+            clear_memory(self._config.shm_dir, rank)
+        page = Page(files.page, create_generation=plan.generation)
+        birth = _Birth(plan.generation, rank, local_rank, time.monotonic(), files, page, standby)
+        if standby:
+            self._standbys[rank] = birth
+        else:
+            if old is not None:
+                old.page.close()
+            self._births[rank] = birth
+            self._hangs.forget(rank)
         host = socket.gethostname()
         out = console_view(self._config.spec, rank, local_rank, STDOUT, host)
         if out.shown:
@@ -442,21 +492,23 @@ class Agent:
         err = console_view(self._config.spec, rank, local_rank, STDERR, host)
         if err.shown:
             self._console.follow(files.stderr, stream="stderr", prefix=err.prefix)
+        return files
 
     def _on_child_exit(self, child: ChildExit) -> None:
         generation, rank = (int(part[1:]) for part in child.key.split("/"))
-        birth = self._births.get(rank)
-        plan = self._state.plan
-        place = plan.place_of(self._config.node) if plan else None
-        if place is None or birth is None or birth.generation != generation or birth.ended:
+        lives = [*self._past, *(each[rank] for each in (self._births, self._standbys) if rank in each)]
+        birth = next((each for each in lives if (each.generation, each.rank) == (generation, rank)), None)
+        if birth is None or birth.ended:
             return
         birth.ended = True
         files = birth.files
         error = None if child.exit.ok else read_error_file(files.error_file)
-        page = self._pages.get(rank)
-        view = page.read() if page is not None else None
         for path in (files.stdout, files.stderr):
             self._console.unfollow(path)
+        if birth.standby or child.pid in self._state.leavers:
+            self._on_other_exit(birth, child, error.message if error else "")
+            return
+        view = birth.page.read()
         words = last_words(files.page)
         if words is not None and not birth.hung:
             birth.hung = f"it did not come out of {words.call} to recover; stack in {words.file}"
@@ -464,7 +516,7 @@ class Agent:
         report = WorkerExited(
             generation=self._state.generation,
             rank=rank,
-            local_rank=rank - place.first_rank,
+            local_rank=birth.local_rank,
             pid=child.pid,
             exit=child.exit,
             step=view.step if view else -1,
@@ -479,13 +531,30 @@ class Agent:
         )
         self._apply(ProcessExited(time.monotonic(), report))
 
+    def _on_other_exit(self, birth: _Birth, child: ChildExit, error: str) -> None:
+        """A process is gone that was not a rank yet, or not any more."""
+        now = time.monotonic()
+        if birth in self._past:
+            self._past.remove(birth)
+            birth.page.close()
+        if birth.standby:
+            self._standbys.pop(birth.rank, None)
+            birth.page.close()
+            for name in (birth.files.page, birth.files.slot):
+                Path(name).unlink(missing_ok=True)
+            why = describe_exit(child.exit) + (f": {error}" if error else "")
+            self._apply(StandbyExited(now, birth.generation, birth.rank, why))
+        self._apply(LeaverExited(now, child.pid))
+
     def _interrupt(self, effect: InterruptProcesses) -> None:
         """Raise the generation over living workers: in their pages, which nobody can lose, and by a call."""
         for rank in effect.ranks:
-            page = self._pages.get(rank)
+            page = self._page_of(rank)
             if page is not None:
-                page.raise_generation(effect.generation, effect.leader)
-        self._uplink.tell_workers(Interrupt(effect.generation, effect.leader))
+                leaving = rank in effect.leaving
+                page.raise_generation(effect.generation, effect.leader, gentle=effect.gentle, leaving=leaving)
+        interrupt = Interrupt(effect.generation, effect.leader, effect.gentle, effect.leaving)
+        self._uplink.tell_workers(interrupt)
 
     def _signal(self, ranks: tuple[int, ...], sig: int) -> None:
         for rank in ranks:
@@ -515,6 +584,8 @@ class Agent:
         for view in self._state.workers.values():
             if view.state.alive and view.pid:
                 self._nursery.signal(view.pid, SIGKILL)
+        for pid in (*self._state.leavers, *(view.pid for view in self._state.standbys.values())):
+            self._nursery.signal(pid, SIGKILL)
         if self._uplink.proxy_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._uplink.proxy_pid, SIGKILL)

@@ -16,13 +16,8 @@ from taskd.core.messages import (
     MANAGER,
     Announce,
     Beat,
-    Finish,
-    Inject,
     LocalHello,
     Order,
-    Recover,
-    Start,
-    Stop,
     Upstream,
     agent_address,
     proxy_address,
@@ -157,7 +152,7 @@ class Uplink:
         if received.refused:
             self._log.info("refused", kind=envelope.kind, why=received.refused)
         for message in received.messages:
-            if isinstance(message, Start | Stop | Recover | Finish | Inject):
+            if isinstance(message, Order):
                 self._on_order(message)
             else:
                 self._log.warning("unexpected", kind=envelope.kind)

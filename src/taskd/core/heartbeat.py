@@ -11,7 +11,7 @@ from enum import IntEnum
 from taskd.core.testimony import Place
 
 MAGIC = 0x6473_6B74  # "tksd"
-FIELDS = 16
+FIELDS = 17
 SIZE_BYTES = FIELDS * 8
 
 F_MAGIC, F_GENERATION, F_PID, F_STATE, F_STEP, F_CHANGED_NS, F_STEPS_DONE = range(7)
@@ -25,6 +25,8 @@ F_BEGUN, F_PLACE, F_MOVED_NS = 10, 11, 12
 F_ASKED, F_ANSWERED = 13, 14
 # How long the last step took, without what came before it; 0 if the script does not say when a step begins.
 F_TOOK_NS = 15
+# Written by the agent before F_WANTED: twice the generation that was raised gently, plus one for who leaves.
+F_GENTLE = 16
 
 
 class BeatState(IntEnum):

@@ -11,6 +11,8 @@ from taskd.core.launch import DUMP
 from taskd.core.status import IncidentStatus, PhaseName
 
 RECOVERING = "recovering"
+SWITCH = "switch"
+SWITCHED = "switched"
 AnIncident = TypeVar("AnIncident", "Incident", IncidentStatus)
 
 ORDER = (
@@ -102,6 +104,11 @@ def describe_news(incident: IncidentStatus) -> str:
             spent = f"in {incident.downtime_ms:.0f} ms ({parts})"
             return f"started again after fault {incident.number} {spent}; the script reports no steps"
         return f"recovered from fault {incident.number} in {incident.downtime_ms:.0f} ms ({parts})"
+    if incident.outcome == SWITCHED:
+        parts = ", ".join(f"{name} {ms:.0f}" for name, ms in incident.phases_ms.items())
+        return f"{incident.what}: {incident.downtime_ms:.0f} ms from step to step ({parts})"
+    if incident.kind == SWITCH and incident.outcome.startswith("cancelled"):
+        return f"the move was {incident.outcome}"
     if incident.strategy == DUMP and incident.outcome != RECOVERING:
         return incident.outcome
     return ""

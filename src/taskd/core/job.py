@@ -20,7 +20,7 @@ from typing import assert_never
 from taskd.core.endings import check_finishing, check_success, decide_give_up, finish
 from taskd.core.exits import ExitCode
 from taskd.core.failures import Failure, describe_exit
-from taskd.core.incidents import Incident
+from taskd.core.incidents import SWITCH, Incident
 from taskd.core.jobread import (
     FINISH_ORDER,
     choose_nodes,
@@ -30,6 +30,7 @@ from taskd.core.jobread import (
     is_quiet,
     member_views,
     newer_view,
+    next_generation,
     node_label,
     note_progress,
     refuse_stale,
@@ -54,6 +55,7 @@ from taskd.core.jobstate import (
     Reported,
     SendOrder,
     StopRequested,
+    SwitchRequested,
     Ticked,
 )
 from taskd.core.launch import Plan, compute_places
@@ -63,6 +65,7 @@ from taskd.core.messages import (
     Finish,
     NodePhase,
     OrderDone,
+    Prepared,
     Progress,
     Saved,
     Standing,
@@ -94,6 +97,8 @@ from taskd.core.saving import (
 )
 from taskd.core.stalled import find_stall, hear_testimonies
 from taskd.core.status import JobPhase, PhaseName
+from taskd.core.switching import begin_switch, concerns, overdue, review, take_prepared
+from taskd.core.switching import take_standing as take_standing_to_switch
 
 FINISH_MARGIN_S = 10.0
 LATE_S = 5.0
@@ -104,6 +109,13 @@ Outcome = tuple[Job, tuple[Effect, ...]]
 
 def step(job: Job, event: Event) -> Outcome:
     """Return the job after an event, and what must be done about it."""
+    job, effects = _step(job, event)
+    # A fault ends a switch that is being prepared; standbys go before anything else is ordered.
+    job, first = review(job, event.now)
+    return job, (*first, *effects)
+
+
+def _step(job: Job, event: Event) -> Outcome:
     match event:
         case NodeAnnounced():
             return _announced(job, event)
@@ -118,6 +130,8 @@ def step(job: Job, event: Event) -> Outcome:
             if event.save and can_save(job):
                 return begin_saving(job, event.now, event.stamp, ending)
             return finish(job, event.now, ending)
+        case SwitchRequested():
+            return begin_switch(job, event)
         case Ticked():
             return _ticked(job, event.now, event.stamp)
         case _:
@@ -266,7 +280,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
     plans = [node.announce.plan for node in usable.values() if node.announce.plan is not None]
     if not plans:
         return _begin(replace(job, generation=generation), now)
-    plan = max(plans, key=lambda each: each.generation)
+    plan = max(plans, key=lambda each: (each.generation, each.moves))
     job = replace(
         job,
         plan=plan,
@@ -384,6 +398,8 @@ def _reported(job: Job, event: Reported) -> Outcome:
                 job, more = _stop_saving(job, event.now, event.stamp, dead_end)
                 effects = (*effects, *more)
             return job, effects
+        case Standing() if concerns(job, report):
+            return take_standing_to_switch(job, event.now, event.node, report)
         case Standing():
             job, effects, dead_end = take_standing(job, event.now, event.node, report)
             if dead_end:
@@ -410,6 +426,8 @@ def _reported(job: Job, event: Reported) -> Outcome:
                 job, replace(node, phase=NodePhase.RUNNING, generation=report.generation, workers=views)
             )
             return _starting(job, event.now)
+        case Prepared():
+            return take_prepared(job, event.now, event.node, report)
         case WorkerExited():
             return _worker_exited(job, event, report)
         case WorkersStopped():
@@ -436,6 +454,9 @@ def _reported(job: Job, event: Reported) -> Outcome:
 def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     node = job.nodes[event.node]
     known = node.workers.get(report.rank)
+    settled = known is not None and known.state in (WorkerState.RUNNING, WorkerState.JOINED)
+    if known is not None and settled and report.pid and known.pid and report.pid != known.pid:
+        return job, (Refuse(event.node, f"process {report.pid} was rank {report.rank}; {known.pid} is now"),)
     if known is not None and known.pid == report.pid and known.state.alive:
         # A death is of a process, not of a generation: one may have been raised over it in the meantime.
         report = replace(report, generation=node.generation)
@@ -645,7 +666,7 @@ def _begin(job: Job, now: float) -> Outcome:
     first = chosen[0]
     plan = Plan(
         # Also above what a node reached under a manager that this one never heard of.
-        generation=1 + max(job.generation, *(node.generation for node in chosen)),
+        generation=max(next_generation(job), *(1 + node.generation for node in chosen)),
         restart_count=job.restarts,
         master_addr=job.options.master_addr or first.announce.addr,
         master_port=job.options.master_port or first.free_port,
@@ -721,6 +742,8 @@ def _ticked(job: Job, now: float, stamp: float) -> Outcome:
             return _fault(job, now, stamp, "recovery", Culprit("", what, ExitCode.FAILED))
         case JobPhase.SAVING if waited >= SAVE_LIMIT_S:
             return _stop_saving(job, now, stamp, f"nothing was heard for {SAVE_LIMIT_S:g} s")
+        case JobPhase.RUNNING if (late := overdue(job, now)) is not None:
+            return _recover_or_restart(job, now, stamp, SWITCH, late)
         case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
             if job.ending is None:
                 return job, ()

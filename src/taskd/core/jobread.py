@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from taskd.core.jobstate import Effect, Ending, Job, Node, Refuse, SendOrder
+from taskd.core.launch import NodePlace
 from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
 
 FINISH_ORDER = "finish"
@@ -39,6 +40,24 @@ def is_down(node: Node, generation: int) -> bool:
 def is_quiet(node: Node) -> bool:
     """Tell whether nothing runs on the node, of whatever generation."""
     return node.phase in (NodePhase.IDLE, NodePhase.STOPPED, NodePhase.FINISHED)
+
+
+def next_generation(job: Job) -> int:
+    """Return a generation that nobody has heard of yet, also not a standby."""
+    return 1 + max(job.generation, job.reserved)
+
+
+def find_spare(job: Job, place: NodePlace, taken: set[str]) -> Node | None:
+    """Find a node that nobody uses and that has room for the ranks of a place."""
+    spares = [
+        node
+        for key, node in job.nodes.items()
+        if node.usable
+        and key not in taken
+        and is_quiet(node)
+        and node.announce.local_world >= place.local_world
+    ]
+    return min(spares, key=lambda node: node.order_of_joining, default=None)
 
 
 def node_label(job: Job, key: str) -> str:

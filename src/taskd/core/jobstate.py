@@ -86,6 +86,8 @@ class Job:
     saving: "Saving | None" = None
     hopeless_rank: int = -1
     testimonies: Mapping[int, Statement] = field(default_factory=dict)
+    switch: "Switch | None" = None
+    reserved: int = 0  # the highest generation that was promised to the standbys of a switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,29 @@ class Recovering:
     joined: frozenset[int] = frozenset()
     restored: frozenset[int] = frozenset()
     stepped: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A hot switch under way, up to its decision.
+
+    ``plan`` is how it will be, ``base`` the generation in which it began. ``workers`` are the standbys that
+    exist, ``built`` those that stand. Once it is ``released`` the old ranks stand too. ``off`` says why it
+    will not happen, where that is known before all old ranks stand.
+    """
+
+    plan: Plan
+    ranks: tuple[int, ...]
+    target: str
+    incarnation: str
+    base: int
+    since: float
+    incident: Incident
+    workers: Mapping[int, WorkerView] = field(default_factory=dict)
+    built: Mapping[int, Standing] = field(default_factory=dict)
+    released: bool = False
+    standings: Mapping[int, Standing] = field(default_factory=dict)
+    off: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +206,16 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchRequested:
+    """A person wants a rank to have a new process, or a node's ranks elsewhere; one of the two is -1."""
+
+    now: float
+    stamp: float
+    rank: int = -1
+    node_rank: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
@@ -188,7 +223,7 @@ class Ticked:
     stamp: float = 0.0
 
 
-Event = NodeAnnounced | NodeLost | Reported | StopRequested | Ticked
+Event = NodeAnnounced | NodeLost | Reported | StopRequested | SwitchRequested | Ticked
 
 # --- effects ---------------------------------------------------------------------------------------------
 

@@ -167,7 +167,8 @@ class Plan:
     """Which ranks live where in one generation. Only a plan starts processes.
 
     ``faults`` counts the faults of each container so far. Every agent keeps the plan it obeys, so a manager
-    that takes over learns the counts from any of them.
+    that takes over learns the counts from any of them. ``moves`` counts hot switches: of two plans of one
+    generation the one with more of them is the later one.
     """
 
     generation: int
@@ -176,6 +177,7 @@ class Plan:
     master_port: int
     places: tuple[NodePlace, ...]
     faults: Mapping[str, int] = field(default_factory=dict)
+    moves: int = 0
 
     @property
     def world_size(self) -> int:

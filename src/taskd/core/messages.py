@@ -185,6 +185,9 @@ class Standing:
     the next one. ``shards`` names each rank's part of the state, as far as this one knows; ranks with one
     and the same part are replicas. ``snapshots`` are the (rank, step) of which this one has a copy in shared
     memory. Repeated until the answer is there. Only the leader has a ``store``.
+
+    ``pid`` and ``birth``, the generation it was born in, tell two processes of one rank apart. One that is
+    ``leaving`` in a hot switch brings what its successor needs: its ``own`` small state as of now.
     """
 
     generation: int
@@ -195,6 +198,10 @@ class Standing:
     store: str = ""
     shards: tuple[str, ...] = ()
     snapshots: tuple[tuple[int, int], ...] = ()
+    pid: int = 0
+    birth: int = 0
+    leaving: bool = False
+    own: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +212,15 @@ class Saved:
     rank: int
     ok: bool
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The standbys of a hot switch exist; with an ``error``, one of them does not, and all others ended."""
+
+    generation: int
+    workers: tuple[WorkerView, ...] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +298,58 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make standbys of these ranks, beside whatever runs: processes that build themselves up and wait."""
+
+    order: str
+    plan: Plan
+    ranks: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Raise the generation over workers that finish their step first; nobody is interrupted or ended.
+
+    The plan's places are the old ones: who is ``leaving`` still has its place, should something go wrong.
+    """
+
+    order: str
+    plan: Plan
+    leader: int
+    leaving: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The switch is decided: standbys of these ranks are the ranks now, and their old processes end."""
+
+    order: str
+    plan: Plan
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The switch is off: end the standbys that were made for this generation."""
+
+    order: str
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
-    """An agent tells its workers that a generation was raised over them."""
+    """An agent tells its workers that a generation was raised over them.
+
+    A ``gentle`` one lets them finish their step; those who are ``leaving`` hand over there.
+    """
 
     generation: int
     leader: int
+    gentle: bool = False
+    leaving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +367,9 @@ class Regroup:
 
     ``target`` is the number of committed steps that all have afterwards; who stands one below it and does not
     receive applies the gradient that it holds. ``top`` is what the furthest had committed: where there is no
-    copy of that, all go one step back, and the step that is computed again counts only once.
+    copy of that, all go one step back, and the step that is computed again counts only once. ``parted`` ranks
+    have another process from here on, and ``partings`` is what the old ones left to them; only their own node
+    is told that.
     """
 
     generation: int
@@ -312,6 +377,8 @@ class Regroup:
     target: int
     top: int
     receivers: tuple[int, ...]
+    parted: tuple[int, ...] = ()
+    partings: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,5 +463,5 @@ class Ack:
     """Carries an acknowledgement when there is nothing else to send."""
 
 
-Order = Start | Stop | Recover | Finish | Inject
-Report = Announce | WorkersStarted | WorkerExited | WorkersStopped | OrderDone
+Order = Start | Stop | Recover | Prepare | Release | Part | Dismiss | Finish | Inject
+Report = Announce | WorkersStarted | WorkerExited | WorkersStopped | Prepared | OrderDone

@@ -3,22 +3,29 @@
 It owns the processes of one node in the sense that only its effects start or end them. Its promises: an
 order is carried out once however often it comes; an order of an older generation is refused; processes of
 two generations never run at the same time; and ``WorkersStopped`` is told only when nothing is left.
+
+Beside the ranks there may be *standbys* of a hot switch: processes that build themselves up and wait. Until
+the switch is decided they are nobody, and whatever else happens ends them. When it is decided they are the
+ranks, and the old processes are on their way out.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
 
 from taskd.core.exits import Exit
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import (
+    Dismiss,
     Finish,
     Inject,
     NodePhase,
     Order,
     OrderDone,
+    Part,
+    Prepare,
+    Prepared,
     Recover,
-    Report,
+    Release,
     Start,
     Stop,
     WorkerExited,
@@ -26,167 +33,37 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
+from taskd.core.nodestate import (
+    ConversationBegan,
+    DoFault,
+    EndProcesses,
+    Execute,
+    InterruptProcesses,
+    Leave,
+    LeaverExited,
+    NodeEffect,
+    NodeEvent,
+    NodeState,
+    OrderReceived,
+    ProcessesStarted,
+    ProcessExited,
+    Promote,
+    RefuseOrder,
+    SignalProcesses,
+    SpawnFailed,
+    SpawnProcesses,
+    StandbyExited,
+    StandbysStarted,
+    Tell,
+    TellStopped,
+    Ticked,
+)
 
 SIGKILL, SIGTERM = 9, 15
 REMEMBERED_ORDERS = 256
+PART_GRACE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """What the agent is doing."""
-
-    key: str
-    phase: NodePhase = NodePhase.IDLE
-    generation: int = 0
-    plan: Plan | None = None
-    workers: Mapping[int, WorkerView] = field(default_factory=dict)
-    spawning: bool = False
-    waiting_plan: Plan | None = None
-    missing: tuple[int, ...] = ()
-    leader: int = -1
-    kill_at: float | None = None
-    finish: Finish | None = None
-    executed: tuple[str, ...] = ()
-
-    @property
-    def busy(self) -> bool:
-        """Tell whether a process runs or is being made."""
-        return self.spawning or any(view.state.alive for view in self.workers.values())
-
-
-# --- events ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OrderReceived:
-    """The manager wants something."""
-
-    now: float
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessesStarted:
-    """The processes of a plan exist."""
-
-    now: float
-    generation: int
-    workers: tuple[WorkerView, ...]
-    sources: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    """The processes of a plan could not be made."""
-
-    now: float
-    generation: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessExited:
-    """A process is gone."""
-
-    now: float
-    report: WorkerExited
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time passed."""
-
-    now: float
-
-
-NodeEvent = OrderReceived | ProcessesStarted | SpawnFailed | ProcessExited | Ticked
-
-# --- effects ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Execute:
-    """An order is carried out now, for the first and only time: write it down before acting."""
-
-    order: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnProcesses:
-    """Make processes of the node's place in a plan: all of them, or the named ranks beside living ones."""
-
-    plan: Plan
-    place: NodePlace
-    ranks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptProcesses:
-    """Tell living processes that a generation was raised over them."""
-
-    ranks: tuple[int, ...]
-    generation: int
-    leader: int
-
-
-@dataclass(frozen=True, slots=True)
-class SignalProcesses:
-    """Send a signal to the process groups of these ranks."""
-
-    ranks: tuple[int, ...]
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Report to the manager."""
-
-    report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class TellStopped:
-    """Report that nothing of the generation is left, with a port that is free now."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class DoFault:
-    """Carry out an injected fault."""
-
-    order: Inject
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The job is over for this node."""
-
-    code: int
-    reason: str
-    report: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseOrder:
-    """An order is not carried out; say why in the log."""
-
-    order: str
-    why: str
-
-
-NodeEffect = (
-    Execute
-    | SpawnProcesses
-    | InterruptProcesses
-    | SignalProcesses
-    | Tell
-    | TellStopped
-    | DoFault
-    | Leave
-    | RefuseOrder  # one name a line
-)
 Outcome = tuple[NodeState, tuple[NodeEffect, ...]]
 
 
@@ -201,10 +78,22 @@ def step(node: NodeState, event: NodeEvent) -> Outcome:
             return _spawn_failed(node, event)
         case ProcessExited():
             return _exited(node, event.report)
+        case StandbysStarted():
+            return _standbys_started(node, event)
+        case StandbyExited():
+            return _standby_exited(node, event)
+        case LeaverExited():
+            node = replace(node, leavers=node.leavers - {event.pid})
+            return _all_gone(node) if node.phase is NodePhase.STOPPING and not node.busy else (node, ())
+        case ConversationBegan():
+            return _drop_standbys(node)
         case Ticked(now=now):
+            effects: tuple[NodeEffect, ...] = ()
+            if node.leave_by is not None and now >= node.leave_by:
+                node, effects = replace(node, leave_by=None), (EndProcesses(tuple(sorted(node.leavers))),)
             if node.kill_at is None or now < node.kill_at:
-                return node, ()
-            return replace(node, kill_at=None), (SignalProcesses(_alive(node), SIGKILL),)
+                return node, effects
+            return replace(node, kill_at=None), (*effects, SignalProcesses(_alive(node), SIGKILL))
         case _:
             assert_never(event)
 
@@ -214,6 +103,20 @@ def _ordered(node: NodeState, now: float, order: Order) -> Outcome:
         return node, (RefuseOrder(order.order, "carried out before"), *_answer_again(node, order))
     if node.finish is not None and not isinstance(order, Inject):
         return node, (RefuseOrder(order.order, "the node is leaving"),)
+    match order:
+        case Prepare() | Release() | Part() | Dismiss():
+            return _switch(node, now, order)
+        case Inject():
+            node = _remember(node, order.order)
+            return node, (Execute(order.order, node.generation), DoFault(order))
+        case _:
+            # Whatever it is: a switch that was being prepared is off.
+            node, first = _drop_standbys(node)
+            node, effects = _obey(node, now, order)
+            return node, (*first, *effects)
+
+
+def _obey(node: NodeState, now: float, order: Start | Recover | Stop | Finish) -> Outcome:
     match order:
         case Start():
             if order.plan.generation <= node.generation:
@@ -235,11 +138,111 @@ def _ordered(node: NodeState, now: float, order: Order) -> Outcome:
             node = _remember(replace(node, finish=order, waiting_plan=None), order.order)
             node, effects = _stop(node, now, order.grace_s)
             return node, (Execute(order.order, node.generation), *effects)
-        case Inject():
-            node = _remember(node, order.order)
-            return node, (Execute(order.order, node.generation), DoFault(order))
         case _:
             assert_never(order)
+
+
+# --- a hot switch ----------------------------------------------------------------------------------------
+
+
+def _switch(node: NodeState, now: float, order: Prepare | Release | Part | Dismiss) -> Outcome:
+    generation = order.generation if isinstance(order, Dismiss) else order.plan.generation
+    place = None if isinstance(order, Dismiss) else order.plan.place_of(node.key)
+    known = generation < node.generation or (generation == node.generation and isinstance(order, Release))
+    if known or (isinstance(order, Prepare) and generation == node.generation):
+        return node, (_stale(order.order, node),)
+    if place is None and isinstance(order, Prepare | Release):
+        return node, (RefuseOrder(order.order, "the plan gives this node no ranks"),)
+    node = _remember(node, order.order)
+    executed = Execute(order.order, generation)
+    match order:
+        case Prepare(plan=plan, ranks=ranks) if place is not None:
+            node, effects = _drop_standbys(node)
+            node = replace(node, standby_plan=plan)
+            return node, (executed, *effects, SpawnProcesses(plan, place, ranks, standby=True))
+        case Release(plan=plan, leader=leader) if place is not None:
+            leaving = tuple(rank for rank in order.leaving if rank in place.ranks)
+            node = replace(node, generation=generation, plan=plan, leader=leader)
+            raised = InterruptProcesses(_alive(node), generation, leader, gentle=True, leaving=leaving)
+            return node, (executed, raised)
+        case Part():
+            node, effects = _part(node, now, order, place)
+            return node, (executed, *effects)
+        case _:
+            ours = node.standby_plan is not None and node.standby_plan.generation == generation
+            node, effects = _drop_standbys(node) if ours else (node, ())
+            return node, (executed, *effects)
+
+
+def _part(node: NodeState, now: float, order: Part, place: NodePlace | None) -> Outcome:
+    """Let the standbys be the ranks; the old processes are on their way out and are ended if they stay."""
+    plan = order.plan
+    node = replace(node, generation=plan.generation, plan=plan, missing=())
+    if place is None:
+        node = replace(node, phase=NodePhase.STOPPING, kill_at=now + PART_GRACE_S)
+        return (node, ()) if node.busy else _all_gone(node)
+    moving = tuple(rank for rank in order.ranks if rank in place.ranks)
+    gone = [node.workers[rank] for rank in moving if rank in node.workers]
+    leavers = node.leavers | {view.pid for view in gone if view.state.alive}
+    lost = tuple(rank for rank in moving if rank not in node.standbys)
+    workers = {rank: view for rank, view in node.workers.items() if rank in place.ranks}
+    for rank in lost:
+        failed = Exit(signal=SIGKILL)
+        workers[rank] = WorkerView(rank, rank - place.first_rank, 0, WorkerState.FAILED, exit=failed)
+    node = replace(
+        node,
+        phase=NodePhase.RUNNING,
+        workers={**workers, **node.standbys},
+        standbys={},
+        standby_plan=None,
+        leavers=leavers,
+        leave_by=now + PART_GRACE_S,
+    )
+    started = Tell(WorkersStarted(node.generation, tuple(node.workers.values())))
+    deaths = tuple(
+        Tell(
+            WorkerExited(
+                node.generation,
+                rank,
+                rank - place.first_rank,
+                0,
+                Exit(signal=SIGKILL),
+                step=-1,
+                lived_s=0.0,
+                noticed_at=now,
+                error="its standby was gone when the switch was decided",
+            )
+        )
+        for rank in lost
+    )
+    return node, (Promote(tuple(rank for rank in moving if rank not in lost)), started, *deaths)
+
+
+def _drop_standbys(node: NodeState) -> Outcome:
+    """End the standbys. Those that are still being made are ended when they are there."""
+    pids = tuple(view.pid for view in node.standbys.values())
+    node = replace(node, standbys={}, standby_plan=None, leavers=node.leavers | set(pids))
+    return node, (EndProcesses(pids),) if pids else ()
+
+
+def _standbys_started(node: NodeState, event: StandbysStarted) -> Outcome:
+    pids = tuple(view.pid for view in event.workers)
+    if node.standby_plan is None or node.standby_plan.generation != event.generation:
+        leavers = node.leavers | set(pids)
+        return replace(node, leavers=leavers), (EndProcesses(pids),) if pids else ()
+    if event.error:
+        return replace(node, standby_plan=None), (Tell(Prepared(event.generation, error=event.error)),)
+    node = replace(node, standbys={view.rank: view for view in event.workers})
+    return node, (Tell(Prepared(event.generation, event.workers)),)
+
+
+def _standby_exited(node: NodeState, event: StandbyExited) -> Outcome:
+    if node.standby_plan is None or node.standby_plan.generation != event.generation:
+        return node, ()
+    others = {rank: view for rank, view in node.standbys.items() if rank != event.rank}
+    node, effects = _drop_standbys(replace(node, standbys=others))
+    error = f"the standby of rank {event.rank} {event.why}"
+    return node, (*effects, Tell(Prepared(event.generation, error=error)))
 
 
 def _answer_again(node: NodeState, order: Order) -> tuple[NodeEffect, ...]:
@@ -264,7 +267,8 @@ def _start(node: NodeState, order: Start) -> Outcome:
     if node.busy:
         # Processes of an older generation: the manager gave them up, so they get no grace.
         node = replace(node, waiting_plan=plan, phase=NodePhase.STOPPING, generation=plan.generation)
-        return node, (executed, SignalProcesses(_alive(node), SIGKILL))
+        leavers = (EndProcesses(tuple(sorted(node.leavers))),) if node.leavers else ()
+        return node, (executed, *leavers, SignalProcesses(_alive(node), SIGKILL))
     node, effects = _spawn(node, plan, place)
     return node, (executed, *effects)
 
@@ -323,7 +327,8 @@ def _stop(node: NodeState, now: float, grace_s: float) -> Outcome:
     if not node.busy:
         return _all_gone(node)
     node = replace(node, phase=NodePhase.STOPPING, kill_at=now + grace_s, missing=())
-    return node, (SignalProcesses(_alive(node), SIGTERM),)
+    leavers = (EndProcesses(tuple(sorted(node.leavers))),) if node.leavers else ()
+    return node, (*leavers, SignalProcesses(_alive(node), SIGTERM))
 
 
 def _started(node: NodeState, event: ProcessesStarted) -> Outcome:

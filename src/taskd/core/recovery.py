@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 
 from taskd.core.exits import Exit
 from taskd.core.failures import Failure
-from taskd.core.incidents import Incident
-from taskd.core.jobread import is_member, is_quiet, with_node
+from taskd.core.incidents import SWITCH, SWITCHED, Incident
+from taskd.core.jobread import find_spare, is_member, next_generation, with_node
 from taskd.core.jobstate import (
     Culprit,
     Effect,
     Job,
-    Node,
     RecordIncident,
     Recovering,
     Refuse,
@@ -106,7 +105,7 @@ def _settle(job: Job, plan: Plan) -> tuple[Plan, tuple[NodePlace, ...], tuple[in
         if node is not None and node.usable:
             places.append(place)
             continue
-        spare = _find_spare(job, place, taken) if RECOVER in job.options.strategies else None
+        spare = find_spare(job, place, taken) if RECOVER in job.options.strategies else None
         if spare is None:
             places.append(place)
             awaited.append(place.node_rank)
@@ -114,20 +113,8 @@ def _settle(job: Job, plan: Plan) -> tuple[Plan, tuple[NodePlace, ...], tuple[in
         taken.add(spare.key)
         places.append(replace(place, node=spare.key))
         moved.append(places[-1])
-    plan = replace(plan, generation=job.generation + 1, places=tuple(places))
+    plan = replace(plan, generation=next_generation(job), places=tuple(places))
     return plan, tuple(moved), tuple(awaited)
-
-
-def _find_spare(job: Job, place: NodePlace, taken: set[str]) -> Node | None:
-    spares = [
-        node
-        for key, node in job.nodes.items()
-        if node.usable
-        and key not in taken
-        and is_quiet(node)
-        and node.announce.local_world >= place.local_world
-    ]
-    return min(spares, key=lambda node: node.order_of_joining, default=None)
 
 
 def begin_recovery(
@@ -240,6 +227,8 @@ def take_standing(job: Job, now: float, node: str, standing: Standing) -> tuple[
 
     The third value says why there is no way on, if there is none.
     """
+    if _has_left(job, node, standing):
+        return job, _answer_leaver(job, node, standing), ""
     under_way = job.phase in (JobPhase.RUNNING, JobPhase.RECOVERING)
     if standing.generation != job.generation or job.plan is None or not is_member(job, node) or not under_way:
         why = f"standing of generation {standing.generation}; the job is at {job.generation}"
@@ -264,6 +253,24 @@ def take_standing(job: Job, now: float, node: str, standing: Standing) -> tuple[
         incident = incident.mark(PhaseName.SPAWN, now)
     job = replace(job, incident=incident, recovering=replace(recovering, regroup=regroup))
     return job, tuple(SendWorkers(place.node, regroup) for place in plan.places), ""
+
+
+def _has_left(job: Job, key: str, standing: Standing) -> bool:
+    """Tell whether a process stands for a rank that another one has by now."""
+    node = job.nodes.get(key)
+    view = node.workers.get(standing.rank) if node else None
+    if standing.leaving and not is_member(job, key):
+        return True
+    settled = view is not None and view.state in (WorkerState.RUNNING, WorkerState.JOINED)
+    return settled and view is not None and bool(view.pid and standing.pid) and view.pid != standing.pid
+
+
+def _answer_leaver(job: Job, node: str, standing: Standing) -> tuple[Effect, ...]:
+    """Let a process that was switched off know it, should it have missed the decision."""
+    regroup = job.recovering.regroup if job.recovering else None
+    if regroup is not None and standing.rank in regroup.parted and standing.leaving:
+        return (SendWorkers(node, regroup),)
+    return (Refuse(node, f"rank {standing.rank} is another process by now"),)
 
 
 def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
@@ -298,7 +305,8 @@ def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
     )
     if incident is None:
         return done, ()
-    incident = replace(incident.mark(PhaseName.FIRST_STEP, now), outcome="recovered")
+    outcome = SWITCHED if incident.kind == SWITCH else "recovered"
+    incident = replace(incident.mark(PhaseName.FIRST_STEP, now), outcome=outcome)
     return done, (RecordIncident(incident),)
 
 

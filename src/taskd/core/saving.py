@@ -8,7 +8,7 @@ it, and then the job goes where it would have gone without the dump, to a restar
 from dataclasses import replace
 
 from taskd.core.incidents import Incident
-from taskd.core.jobread import is_member, with_node
+from taskd.core.jobread import is_member, next_generation, with_node
 from taskd.core.jobstate import (
     Effect,
     Ending,
@@ -51,7 +51,7 @@ def begin_saving(job: Job, now: float, stamp: float, then: Ending | Fault) -> Ou
     what = then.culprit.what if isinstance(then, Fault) else then.reason
     why_not = then.culprit.why_restart if isinstance(then, Fault) else ""
     because = f" ({why_not})" if why_not else ""
-    plan = replace(job.plan, generation=job.generation + 1)
+    plan = replace(job.plan, generation=next_generation(job))
     number = job.incidents + 1
     incident = Incident(
         number=number,

@@ -98,14 +98,19 @@ class Page:
         except FileNotFoundError:
             return True  # the node's memory is being cleared away; the agent ends its processes itself
 
-    def raise_generation(self, generation: int, leader: int) -> None:
+    def raise_generation(
+        self, generation: int, leader: int, *, gentle: bool = False, leaving: bool = False
+    ) -> None:
         """Tell the worker, from the agent, that a generation was raised over it."""
+        self._fields[heartbeat.F_GENTLE] = 2 * generation + leaving if gentle else 0
         self._fields[heartbeat.F_LEADER] = leader
         self._fields[heartbeat.F_WANTED] = generation
 
-    def wanted(self) -> tuple[int, int]:
-        """Return the generation that the worker should be at, and its leader."""
-        return self._fields[heartbeat.F_WANTED], self._fields[heartbeat.F_LEADER]
+    def wanted(self) -> tuple[int, int, bool, bool]:
+        """Return the generation the worker should be at, its leader, whether gently, and whether to leave."""
+        generation, leader = self._fields[heartbeat.F_WANTED], self._fields[heartbeat.F_LEADER]
+        gentle, leaving = divmod(self._fields[heartbeat.F_GENTLE], 2)
+        return generation, leader, gentle == generation, gentle == generation and bool(leaving)
 
     def close(self) -> None:
         """Unmap."""

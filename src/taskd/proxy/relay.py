@@ -70,7 +70,7 @@ class Proxy:
         self.incarnation = secrets.token_hex(6)
         self._agent: LocalLink | None = None
         self._agent_incarnation = ""
-        self._workers: dict[int, LocalLink] = {}
+        self._workers: dict[int, list[LocalLink]] = {}  # a rank that is being moved has two processes
         self._manager_incarnation = ""
         self._outbound: deque[bytes] = deque(maxlen=KEPT_MESSAGES)
         self._more = asyncio.Event()
@@ -196,10 +196,12 @@ class Proxy:
             self._send(encode_envelope(self._to_manager(gone)))
 
     async def _serve_worker(self, link: LocalLink, rank: int) -> None:
-        self._workers[rank] = link
+        links = self._workers.setdefault(rank, [])
+        links.append(link)
         while (data := await link.receive()) is not None:
             self._from_below(data)
-        if self._workers.get(rank) is link:
+        links.remove(link)
+        if not links:
             del self._workers[rank]
             for order in list(self._orders):
                 self._answered(order, rank, "gone")
@@ -227,7 +229,7 @@ class Proxy:
                     rank = int(envelope.src.rsplit("/", 1)[-1])
                     self._answered(message.order, rank, message.detail or "ok")
             case Hop.WORKERS:
-                for link in self._workers_at(route.rank).values():
+                for link in self._workers_at(route.rank):
                     link.send(data)
             case Hop.NOWHERE:
                 self._log.warning("no_route", dst=envelope.dst, why=route.why)
@@ -239,14 +241,14 @@ class Proxy:
 
     # --- orders to workers -------------------------------------------------------------------------------
 
-    def _workers_at(self, rank: int) -> dict[int, LocalLink]:
+    def _workers_at(self, rank: int) -> list[LocalLink]:
         if rank == ALL_RANKS:
-            return dict(self._workers)
-        return {rank: self._workers[rank]} if rank in self._workers else {}
+            return [link for links in self._workers.values() for link in links]
+        return list(self._workers.get(rank, ()))
 
     def _order_workers(self, envelope: Envelope, data: bytes, rank: int) -> None:
         if envelope.kind != WorkerOrder.__name__:
-            for worker in self._workers_at(rank).values():
+            for worker in self._workers_at(rank):
                 worker.send(data)
             return
         message = self._understand(envelope)
@@ -256,8 +258,9 @@ class Proxy:
         gathering = _Gathering(set(wanted))
         self._orders[message.order] = gathering
         for each in sorted(wanted):
-            link = self._workers.get(each)
-            if link is None or not link.send(data):
+            # To each of its processes; the first answer counts, and a fault happens once.
+            sent = [link.send(data) for link in self._workers.get(each, ())]
+            if not any(sent):
                 self._answered(message.order, each, "not joined")
         if not wanted:
             self._close_order(message.order)

@@ -23,8 +23,9 @@ from taskd.core.messages import (
     WorkerView,
     agent_address,
 )
-from taskd.core.node import (
+from taskd.core.nodestate import (
     DoFault,
+    EndProcesses,
     Execute,
     InterruptProcesses,
     Leave,
@@ -34,6 +35,7 @@ from taskd.core.node import (
     OrderReceived,
     ProcessesStarted,
     ProcessExited,
+    Promote,
     RefuseOrder,
     SignalProcesses,
     SpawnFailed,
@@ -209,6 +211,8 @@ class SimAgent:
                 self._spawn(effect.plan, effect.place)
             case SignalProcesses():
                 self._signal(effect.ranks, effect.signal)
+            case Promote() | EndProcesses():
+                pass  # nobody switches here
             case InterruptProcesses():
                 world.note(f"agent {self.node}", f"interrupts {effect.ranks}")
             case Tell():

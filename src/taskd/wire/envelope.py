@@ -15,6 +15,7 @@ Message = (
     | messages.WorkerExited
     | messages.WorkersStopped
     | messages.OrderDone
+    | messages.Prepared
     | messages.Progress
     | messages.Standing
     | messages.Trouble
@@ -26,6 +27,10 @@ Message = (
     | messages.Start
     | messages.Stop
     | messages.Recover
+    | messages.Prepare
+    | messages.Release
+    | messages.Part
+    | messages.Dismiss
     | messages.Interrupt
     | messages.Regroup
     | messages.Denied

@@ -136,8 +136,8 @@ class Worker:
         """From now on another thread reads what comes; the training thread only sends."""
         self._watched = True
 
-    def wanted(self) -> tuple[int, int]:
-        """Return the generation that the agent wants this worker at, and who leads it."""
+    def wanted(self) -> tuple[int, int, bool, bool]:
+        """Return the generation that the agent wants this worker at, who leads it, how, and whether to go."""
         return self._page.wanted()
 
     def voted(self, step: int) -> None:

@@ -41,6 +41,7 @@ class Watch:
         self._news = threading.Condition()
         self._raised = worker.generation
         self._leader = -1
+        self._gentle = self._leaving = False
         self._regroup: Regroup | Save | None = None
         self._denied: Denied | None = None
         self._leave_by: float | None = None
@@ -61,6 +62,20 @@ class Watch:
         """Return the latest generation that was raised, and its leader."""
         with self._news:
             return self._raised, self._leader
+
+    def is_gentle(self, generation: int) -> bool:
+        """Tell whether this generation was raised last, and gently: steps are finished first."""
+        with self._news:
+            return self._gentle and self._raised == generation
+
+    def is_leaving(self, generation: int) -> bool:
+        """Tell whether this process is to leave when it comes to this generation."""
+        with self._news:
+            return self._leaving and self._raised == generation
+
+    def is_told_to_move(self, current: int) -> bool:
+        """Tell whether a generation later than the current one was raised gently."""
+        return self._gentle and self._raised > current  # without the lock: asked in every step
 
     def came_out(self) -> None:
         """The training thread has left whatever it was in."""
@@ -133,13 +148,15 @@ class Watch:
             self._end_if_replaced()
             for message in messages:
                 if isinstance(message, Interrupt):
-                    self._hear(message.generation, message.leader)
+                    leaving = self._rank in message.leaving
+                    self._hear(message.generation, message.leader, message.gentle, leaving)
                 elif isinstance(message, Regroup | Denied | Save):
                     self._note(message)
             self._look()
             self._end_if_stuck()
             with self._news:
-                settled = self._leave_by is None and self._raised == self._worker.generation
+                current = self._raised == self._worker.generation or self._gentle
+                settled = self._leave_by is None and current
             if settled:
                 # Not while groups are taken down: whoever holds one then may be the last to hold it.
                 self._worker.answer(self._training)
@@ -182,11 +199,16 @@ class Watch:
     def _look(self) -> None:
         self._hear(*self._worker.wanted())
 
-    def _hear(self, generation: int, leader: int) -> None:
+    def _hear(self, generation: int, leader: int, gentle: bool, leaving: bool) -> None:  # noqa: FBT001 - as read
         with self._news:
             if generation <= self._raised:
                 return
             self._raised, self._leader = generation, leader
+            self._gentle, self._leaving = gentle, leaving
+            if gentle:
+                # Nobody is pulled out of anything: the training thread comes at the end of a step.
+                self._news.notify_all()
+                return
             self._cut_until = time.monotonic() + CUT_S
             self._leave_by = time.monotonic() + max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s)
         # Cut first: a training thread that is woken by the condition must find its group dead already.

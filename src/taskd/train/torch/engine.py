@@ -17,10 +17,12 @@ The rules, and where they are kept:
 
 import logging
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ from taskd.train.torch.fence import SocketFence, count_collectives
 from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.groups import Groups
 from taskd.train.torch.keeping import Keeping
-from taskd.train.torch.meeting import RAISE_LIMIT_S, Meeting, Wrap
+from taskd.train.torch.meeting import RAISE_LIMIT_S, STAND_LIMIT_S, Meeting, Wrap
 from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.promises import find_broken_promises
@@ -78,13 +80,16 @@ class Engine:
         self._worker = worker
         self._rank = rank
         self._world = world_size
+        self._birth = worker.generation
         self._fence = SocketFence()
         self._watch = Watch(worker, rank, self._on_raise)
         self._newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
         slot = os.environ["TASKD_SLOT"]
         shm_dir = os.environ.get("TASKD_SHM_DIR", "")
-        self._keeping = Keeping(rank, world_size, slot, shm_dir, newcomer=self._newcomer)
-        self._notes = SetupNotes(f"{slot}.setup")
+        before = os.environ.get("TASKD_SLOT_BEFORE", "")
+        self._keeping = Keeping(rank, world_size, slot, shm_dir, newcomer=self._newcomer, slot_before=before)
+        # By the rank's name: whoever has the rank later, and whatever its slot is called, finds it.
+        self._notes = SetupNotes(str(Path(slot).with_name(f"rank-{rank}.setup")))
         self.groups = Groups(self._fence, lambda: worker.generation, self._notes, alone=self._newcomer)
         self._meeting = Meeting(worker, self._watch, self._fence, self.groups, rank)
         self._objects: dict[str, Any] = {}
@@ -110,6 +115,7 @@ class Engine:
         self._updates = 0
         self._calls_after = 0
         self._careful = False
+        self._moving = False
         self.replaying = False
         worker.damage = lambda: damage(self._objects)
         worker.break_network = lambda: self._fence.sever(worker.generation)
@@ -172,6 +178,9 @@ class Engine:
             if self._step >= until:
                 self.saver.finish()
                 return
+            if self._moving:
+                self._move()
+                continue
             step = self._step
             result, counts = self._attempt(function, step)
             if counts and step >= self._told:
@@ -279,7 +288,8 @@ class Engine:
         try:
             self._keeping.before_vote(step, own)
             self._worker.voted(step)
-            dist.all_reduce(torch.ones(1))
+            told = torch.full((1,), float(self._watch.is_told_to_move(self._worker.generation)))
+            dist.all_reduce(told)
         except Exception as error:
             if not self._another_try(error, step):
                 raise
@@ -287,6 +297,9 @@ class Engine:
             if self._come_together(complete=True).target <= step:
                 self._take_back(step)
                 raise Replay from error
+        else:
+            # Whoever was told that ranks are to be moved tells all others, so that all stop at the same step.
+            self._moving = bool(told.item())
         self._voted = True
 
     def _commit(self, step: int) -> None:
@@ -322,8 +335,41 @@ class Engine:
         self._come_together(complete=False)
         self._arrived = True
 
-    def _come_together(self, *, complete: bool) -> Regroup | Save:
+    def _move(self) -> None:
+        """Some ranks get other processes: come together at the top of a step, with nothing to take back."""
+        self._moving = False
+        if not self._watch.wait_raised(self._worker.generation, STAND_LIMIT_S):
+            raise TimeoutError(
+                f"others were told to come together, this rank was not for {STAND_LIMIT_S:g} s"
+            )
+        try:
+            self._keeping.hand_over(self._step)
+        except Exception as error:  # noqa: BLE001 - a peer is gone; all go the usual way
+            log.info("taskd: the move before step %d was interrupted: %s", self._step, error)
+            self._come_together(complete=False)
+            return
+        parting = self._own.capture(self._objects, self._feed.place())
+        answer = self._come_together(complete=False, parting=parting)
+        if isinstance(answer, Regroup) and self._rank in answer.parted and self._arrived_before(answer):
+            self._depart()
+
+    def _arrived_before(self, regroup: Regroup) -> bool:
+        """Tell whether this process is the old one of a rank that was moved: it has no new group."""
+        return self._worker.generation < regroup.generation
+
+    def _depart(self) -> None:
+        """Another process is this rank now. What this one still writes is finished; its script is not."""
+        self.saver.finish()
+        log.info("taskd: rank %d goes on in another process; this one ends", self._rank)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _come_together(self, *, complete: bool, parting: bytes = b"") -> Regroup | Save:
+        self._moving = False
+
         def describe(generation: int, store: str) -> Standing:
+            leaving = bool(parting) and self._watch.is_leaving(generation)
             return Standing(
                 generation,
                 self._rank,
@@ -333,6 +379,10 @@ class Engine:
                 store,
                 self._layout,
                 self._keeping.copies(),
+                os.getpid(),
+                self._birth,
+                leaving,
+                parting if leaving else b"",
             )
 
         def meanwhile() -> None:
@@ -341,7 +391,9 @@ class Engine:
 
         self._print = None
         objects = list(self._objects.values())
-        self._pending = self._meeting.come_together(describe, objects, meanwhile, fresh=not self._arrived)
+        self._pending = self._meeting.come_together(
+            describe, objects, meanwhile, fresh=not self._arrived, gentle=bool(parting)
+        )
         return self._pending
 
     def _retry_if_raised(self, work: Callable[[], None]) -> None:
@@ -415,6 +467,7 @@ class Engine:
             self._come_together(complete=False)
             return False
         self._pending = None
+        self._keeping.clear_before()
         self._worker.ready()
         return True
 

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,11 +29,26 @@ log = logging.getLogger("taskd")
 class Keeping:
     """One rank's places."""
 
-    def __init__(self, rank: int, world: int, slot_path: str, shm_dir: str, *, newcomer: bool) -> None:
-        """Take the rank's slot over. What the process before left is read first."""
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        slot_path: str,
+        shm_dir: str,
+        *,
+        newcomer: bool,
+        slot_before: str = "",
+    ) -> None:
+        """Take the rank's slot over. What the process before left is read first.
+
+        ``slot_before`` is that of a process which was still alive when this rank's files were made.
+        """
         self._rank = rank
         self._world = world
+        self._slot_before = slot_before
         self._inherited = read_entries(slot_path) if newcomer else []
+        if newcomer and slot_before:
+            self._inherited += read_entries(slot_before)
         self._slot = Slot(slot_path, create=True)
         self._snapshot_path = f"{slot_path}.snap"
         self._snapshot: snapshots.Snapshot | None = None
@@ -63,6 +79,15 @@ class Keeping:
         if self._snapshot is not None:
             self._snapshot.take(step, objects)
 
+    def hand_over(self, step: int) -> None:
+        """See that the state of which ``step`` steps are part is kept; all ranks do so before some leave."""
+        if self._snapshot is None:
+            return
+        self._snapshot.settle()
+        self._snapshot.wait()
+        if self._buddy is not None:
+            self._swap_snapshots(step)
+
     # --- when a group stands -----------------------------------------------------------------------------
 
     def agree(self, layout: tuple[str, ...], own_bytes: int, step: int, objects: Mapping[str, Any]) -> None:
@@ -80,11 +105,18 @@ class Keeping:
         self._snapshot.take(step, objects)
         self._snapshot.settle()
 
+    def clear_before(self) -> None:
+        """This rank keeps its state by itself; what a process that left had kept is of no use any more."""
+        if self._slot_before:
+            snapshots.remove(f"{self._slot_before}.snap")
+            Path(self._slot_before).unlink(missing_ok=True)
+            self._slot_before = ""
+
     # --- in a recovery -----------------------------------------------------------------------------------
 
     def copies(self) -> tuple[tuple[int, int], ...]:
         """Return the (rank, step) of which there is a snapshot here; their content was not looked at."""
-        found = [(self._rank, step) for step in snapshots.versions(self._snapshot_path)]
+        found = [(self._rank, step) for path in self._own_paths() for step in snapshots.versions(path)]
         if self._buddy is not None:
             found += [(self._buddy.owner, step) for step in snapshots.versions(self._kept_snapshot)]
         return tuple(found)
@@ -106,11 +138,11 @@ class Keeping:
 
     def load_copy(self, owner: int, step: int, objects: Mapping[str, Any]) -> None:
         """Load a snapshot that is here."""
-        snapshots.load(self._path_of(owner), step, objects)
+        snapshots.load(self._path_of(owner, step), step, objects)
 
     def send_copy(self, owner: int, step: int, to: int) -> None:
         """Send a snapshot that is here to a rank that is elsewhere."""
-        data = snapshots.export(self._path_of(owner), step)
+        data = snapshots.export(self._path_of(owner, step), step)
         dist.send(torch.tensor([data.numel()]), to, tag=TAG)
         dist.send(data, to, tag=TAG)
 
@@ -125,15 +157,23 @@ class Keeping:
 
     def _is_whole(self, rank: int, step: int) -> bool:
         try:
-            snapshots.verify(self._path_of(rank), step)
+            snapshots.verify(self._path_of(rank, step), step)
         except snapshots.SnapshotDamaged as damage:
             log.warning("taskd: %s; another source is looked for", damage)
             snapshots.forget(self._path_of(rank), step)
             return False
         return True
 
-    def _path_of(self, owner: int) -> str:
-        return self._snapshot_path if owner == self._rank else self._kept_snapshot
+    def _path_of(self, owner: int, step: int) -> str:
+        if owner != self._rank:
+            return self._kept_snapshot
+        having = (path for path in self._own_paths() if step in snapshots.versions(path))
+        return next(having, self._snapshot_path)
+
+    def _own_paths(self) -> list[str]:
+        """Return where snapshots of this rank may be: its own, and those of a process that has left."""
+        before = [f"{self._slot_before}.snap"] if self._slot_before else []
+        return [self._snapshot_path, *before]
 
     def _swap_snapshots(self, step: int) -> None:
         """Give the last snapshot to the buddy and keep the neighbour's."""

@@ -24,6 +24,7 @@ from taskd.worker.watch import Superseded, Watch
 
 RAISE_LIMIT_S = 10.0
 STAND_LIMIT_S = 60.0
+STANDBY_LIMIT_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -71,22 +72,34 @@ class Meeting:
         meanwhile: Callable[[], None],
         *,
         fresh: bool,
+        gentle: bool = False,
     ) -> Regroup | Save:
         """Leave the old group and enter that of the latest generation, however often it changes meanwhile.
 
         ``describe`` says where this rank stands, given the generation and where it serves a store. What a
         ``fresh`` process has built was not used yet. To write a dump no group is needed. ``meanwhile`` is
         done while others are still on the way.
+
+        A ``gentle`` rank comes from the end of a step: its wrappers can stay, and it keeps its old group until
+        all others stand too. One that leaves comes back without a new one.
         """
+        # A standby waits until others are built, and for the end of a step; nobody waits for it.
+        limit_s = STANDBY_LIMIT_S if fresh and os.environ.get("TASKD_STANDBY") == "1" else STAND_LIMIT_S
         while True:
             generation, leader = self._watch.raised
             self._watch.came_out()
-            self._leave(objects, fresh=fresh)
+            calm = gentle and self._watch.is_gentle(generation)
+            if not calm:
+                self._leave(objects, fresh=fresh)
             store = self._open_store() if leader == self._rank else ""
             try:
-                answer = self._watch.stand(describe(generation, store), STAND_LIMIT_S, meanwhile)
+                answer = self._watch.stand(describe(generation, store), limit_s, meanwhile)
                 self._fence.release()  # there is an answer, so all have come out
                 if isinstance(answer, Regroup):
+                    if calm and self._watch.is_leaving(generation) and self._rank in answer.parted:
+                        return answer
+                    if calm:
+                        self._groups.leave()
                     self._join(answer)
             except Superseded:
                 continue

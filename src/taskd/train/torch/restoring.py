@@ -109,6 +109,9 @@ def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str,
     receives = me.rank in regroup.receivers
     owns = keeping.owns(target)
     digest = 0 if receives else me.digest if me.digest is not None else fingerprint(objects)
+    if me.rank in regroup.partings:
+        # From the process that had this rank up to now, as of this very moment: no batch is drawn yet.
+        owns[me.rank] = Own(AT_VOTE, regroup.partings[me.rank])
     offer = Offer(
         me.rank,
         me.part,

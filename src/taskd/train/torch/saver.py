@@ -135,7 +135,8 @@ class Saver:
                 continue
             own = owns.get(rank)
             if own is None and rank != self._rank:
-                own = find_own(read_entries(_slot_of(rank)), save.target)
+                entries = [entry for slot in _slots_of(rank) for entry in read_entries(slot)]
+                own = find_own(entries, save.target)
             ranks[rank] = RankState(own.payload if own else b"", position)
         publish = self._rank == min(save.writers)
         path = dump(
@@ -170,5 +171,7 @@ class Saver:
         return {rank: values[1 : 1 + values[0]] for rank, values in enumerate(rows)}
 
 
-def _slot_of(rank: int) -> str:
-    return str(Path(os.environ.get("TASKD_SHM_DIR", "")) / f"rank-{rank}.slot")
+def _slots_of(rank: int) -> list[Path]:
+    """Return what processes of a rank of this node left; one that was moved had a slot of its own."""
+    directory = Path(os.environ.get("TASKD_SHM_DIR", ""))
+    return [directory / f"rank-{rank}.slot", *sorted(directory.glob(f"rank-{rank}-g*.slot"))]

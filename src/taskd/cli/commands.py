@@ -22,6 +22,7 @@ from taskd.cli import client, render
 from taskd.cli.errors import CliError, ManagerUnreachable
 from taskd.core.exits import MEANINGS, ExitCode
 from taskd.core.faultfile import KINDS_FOR_RANKS_ONLY, MAX_EXIT_CODE, ROLES
+from taskd.core.incidents import RECOVERING, SWITCHED
 from taskd.core.launch import FaultKind
 from taskd.core.perfetto import compute_trace
 from taskd.core.status import IncidentStatus, JobPhase, JobStatus
@@ -35,6 +36,7 @@ STOP_CODE = int(ExitCode.SIGNAL_BASE) + int(signal.SIGTERM)
 
 _POLL_S = 0.1
 _INJECT_TIMEOUT_S = 15.0
+_SWITCH_DEADLINE_S = 1900.0
 _KIND_ALIASES = {"exit-code": FaultKind.EXIT, "exit_code": FaultKind.EXIT, "exitcode": FaultKind.EXIT}
 
 
@@ -313,6 +315,41 @@ def plan_injection(
     params["step"] = -1 if step is None else step
     params["code"] = 1 if code is None else code
     return params
+
+
+def switch(job: str | None, *, rank: int | None, node: int | None) -> int:
+    """Have ranks moved, and wait until they are or cannot be."""
+    if (rank is None) == (node is None):
+        found = "none of them" if rank is None else "both"
+        raise _usage(f"exactly one of --rank and --node says what to move; found {found}")
+    name, number = ("--rank", rank) if node is None else ("--node", node)
+    if number is None or number < 0:
+        raise _usage(f"{name} {number}: it must be 0 or more")
+    record = _resolve(job)
+    if not jobs.is_live(record):
+        raise CliError(f"job {record.job} does not run any more", ExitCode.NOT_FOUND)
+    params: dict[str, object] = {name.removeprefix("--"): number}
+    answer = msgspec.convert(_call(record, "switch", params), dict[str, int])
+    say(f"preparing; `taskd timeline {record.job}` shows it as entry {answer['number']}")
+    incident = _wait_for_incident(record, answer["number"])
+    if incident.outcome != SWITCHED:
+        raise CliError(f"not moved: {incident.outcome}")
+    print(f"{incident.what}: {incident.downtime_ms:.0f} ms from step to step")
+    return ExitCode.OK
+
+
+def _wait_for_incident(record: jobs.JobRecord, number: int) -> IncidentStatus:
+    deadline = time.monotonic() + _SWITCH_DEADLINE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ManagerUnreachable):
+            for incident in _fetch_timeline(record):
+                if incident.number == number and incident.outcome != RECOVERING:
+                    return incident
+        if not jobs.is_live(record):
+            raise CliError(f"job {record.job} ended before anything was moved")
+        time.sleep(_POLL_S)
+        record = jobs.read_record(record.job)  # a new manager has a new address
+    raise CliError(f"not moved within {_SWITCH_DEADLINE_S:g} s; `taskd timeline {record.job}` shows it")
 
 
 # --- asking ----------------------------------------------------------------------------------------------

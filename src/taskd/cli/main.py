@@ -125,6 +125,19 @@ def inject(
     return partial(commands.inject, kind, job, rank=rank, node=node, role=role, step=at_step, code=code)
 
 
+@app.command()
+def switch(
+    job: JobArgument = None,
+    *,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Give this rank a new process.")] = None,
+    node: Annotated[int | None, typer.Option(metavar="N", help="Move this node's ranks to a spare.")] = None,
+) -> Work:
+    """Move ranks while they train: to a new process, or to a spare node."""
+    from taskd.cli import commands
+
+    return partial(commands.switch, job, rank=rank, node=node)
+
+
 @app.command("exit-codes")
 def exit_codes() -> Work:
     """Print what the exit codes mean."""

@@ -1,4 +1,4 @@
-"""The calls of the command line: status, timeline, inject, ping, stop, metrics."""
+"""The calls of the command line: status, timeline, inject, switch, ping, stop, metrics."""
 
 from typing import Any, Protocol
 
@@ -33,6 +33,10 @@ class Callee(Protocol):
         """Ask every worker for a sign of life."""
         ...
 
+    def switch(self, rank: int, node_rank: int) -> int:
+        """Begin to move a rank, or a node's ranks; the other one of the two is -1."""
+        ...
+
     def request_stop(self, why: str, code: int) -> None:
         """End the job in order."""
         ...
@@ -61,6 +65,9 @@ async def _dispatch(manager: Callee, call: _Request) -> object:
             return manager.timeline()
         case "inject":
             return await manager.inject(call.params)
+        case "switch":
+            number = manager.switch(int(call.params.get("rank", -1)), int(call.params.get("node", -1)))
+            return {"number": number}
         case "ping":
             return await manager.ping()
         case "stop":

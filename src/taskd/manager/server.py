@@ -34,6 +34,7 @@ from taskd.core.jobstate import (
     SendOrder,
     SendWorkers,
     StopRequested,
+    SwitchRequested,
     Ticked,
 )
 from taskd.core.messages import (
@@ -45,6 +46,7 @@ from taskd.core.messages import (
     FaultDue,
     Inject,
     OrderDone,
+    Prepared,
     Progress,
     ProxyHello,
     Regroup,
@@ -63,13 +65,14 @@ from taskd.core.messages import (
     worker_address,
 )
 from taskd.core.status import IncidentStatus, JobStatus
+from taskd.core.switching import why_not
 from taskd.kit import jobs
 from taskd.kit.failpoints import failpoint
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.kit.machine import boot_id
 from taskd.links.rpc import ServerStream, serve_rpc
-from taskd.manager.calls import answer_call
+from taskd.manager.calls import CallError, answer_call
 from taskd.manager.config import ManagerConfig
 from taskd.manager.injection import Injector
 from taskd.manager.view import Surroundings, make_status
@@ -316,7 +319,7 @@ class Manager:
                 mine = frozenset(message.steps)
                 self._paused = (self._paused - mine) | frozenset(message.paused)
                 self._apply(Reported(now, stamp, node, incarnation, message))
-            case WorkersStarted() | WorkersStopped():
+            case WorkersStarted() | WorkersStopped() | Prepared():
                 self._apply(Reported(now, stamp, node, incarnation, message))
             case _:
                 self._log.warning("unexpected", kind=type(message).__name__, node=node)
@@ -479,6 +482,15 @@ class Manager:
     async def inject(self, params: dict[str, object]) -> dict[str, str]:
         """Do a fault to the job on purpose."""
         return await self._injector.inject(params)
+
+    def switch(self, rank: int, node_rank: int) -> int:
+        """Begin to move a rank or a node's ranks; returns the number of the entry in the timeline."""
+        request = SwitchRequested(time.monotonic(), time.time(), rank, node_rank)
+        why = why_not(self.job, request)
+        if why:
+            raise CallError(why)
+        self._apply(request)
+        return self.job.incidents
 
     async def ping(self) -> dict[str, object]:
         """Ask every worker for a sign of life; a worker answers at its next step."""

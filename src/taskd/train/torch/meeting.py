@@ -80,8 +80,8 @@ class Meeting:
         ``fresh`` process has built was not used yet. To write a dump no group is needed. ``meanwhile`` is
         done while others are still on the way.
 
-        A ``gentle`` rank comes from the end of a step: its wrappers can stay, and it keeps its old group until
-        all others stand too. One that leaves comes back without a new one.
+        A ``gentle`` rank comes from the end of a step: its wrappers can stay, and it keeps its old group
+        until all others stand too. One that leaves comes back without a new one.
         """
         # A standby waits until others are built, and for the end of a step; nobody waits for it.
         limit_s = STANDBY_LIMIT_S if fresh and os.environ.get("TASKD_STANDBY") == "1" else STAND_LIMIT_S
@@ -99,6 +99,8 @@ class Meeting:
                     if calm and self._watch.is_leaving(generation) and self._rank in answer.parted:
                         return answer
                     if calm:
+                        # All stand, so nothing is on its way; gloo would wait for seconds to be sure of it.
+                        self._fence.cut(generation - 1)
                         self._groups.leave()
                     self._join(answer)
             except Superseded:

@@ -34,6 +34,8 @@ parser.add_argument(
     "--save", default="-1:0", help="STEP:SECONDS that rank 0 takes for a checkpoint before it"
 )
 parser.add_argument("--corrupt", default="", help="RANK:STEP, one bit of a parameter, and nobody is told")
+parser.add_argument("--standby-waits", action="store_true", help="until there is a file named go")
+parser.add_argument("--die-moving", type=int, default=-1, help="this rank dies when it is to be moved")
 parser.add_argument("--checkpoint", default="", help="DIR:N, a checkpoint every N steps")
 args = parser.parse_args()
 
@@ -43,6 +45,12 @@ newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
 plans = [plan.split(":") for plan in args.die]
 deaths = {(point, int(step)) for point, rank, step in plans if int(rank) == job.rank and not newcomer}
 at_step = -1
+
+
+if os.environ.get("TASKD_STANDBY") == "1":
+    (args.out / f"standby-{job.rank}").write_text(str(os.getpid()))
+    while args.standby_waits and not (args.out / "go").exists():
+        time.sleep(0.02)
 
 
 def die_at(point: str) -> None:
@@ -169,4 +177,6 @@ for done, value in job.steps(train_step, until=args.steps):
         time.sleep(float(save_s))
     with ledger.open("a") as file:
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
+    if args.die_moving == job.rank and getattr(job, "_engine")._moving:  # noqa: B009, SLF001 - no user sees it
+        os.kill(os.getpid(), signal.SIGKILL)
 (args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))

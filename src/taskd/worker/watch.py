@@ -155,8 +155,7 @@ class Watch:
             self._look()
             self._end_if_stuck()
             with self._news:
-                current = self._raised == self._worker.generation or self._gentle
-                settled = self._leave_by is None and current
+                settled = self._leave_by is None and self._raised == self._worker.generation
             if settled:
                 # Not while groups are taken down: whoever holds one then may be the last to hold it.
                 self._worker.answer(self._training)

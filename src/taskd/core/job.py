@@ -260,7 +260,7 @@ def _is_somebody_late(job: Job, now: float) -> bool:
     if job.generation or now - job.since >= LATE_S:
         return False
     plans = [node.announce.plan for node in job.nodes.values() if node.announce.plan is not None]
-    newest = max(plans, key=lambda each: each.generation, default=None)
+    newest = max(plans, key=lambda each: (each.generation, each.moves), default=None)
     return newest is not None and any(place.node not in job.nodes for place in newest.places)
 
 

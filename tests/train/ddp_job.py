@@ -176,7 +176,8 @@ for done, value in job.steps(train_step, until=args.steps):
     if job.rank == 0 and done + 1 == int(save_before):
         time.sleep(float(save_s))
     with ledger.open("a") as file:
-        file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
+        entry = {"step": done, "loss": value.hex(), "pid": os.getpid(), "at": time.monotonic()}
+        file.write(json.dumps(entry) + "\n")
     if args.die_moving == job.rank and getattr(job, "_engine")._moving:  # noqa: B009 - no user sees it
         os.kill(os.getpid(), signal.SIGKILL)
 (args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))

@@ -386,7 +386,7 @@ class Engine:
             )
 
         def meanwhile() -> None:
-            if self._has_state:
+            if self._has_state and not self._watch.is_leaving(self._watch.raised[0]):
                 self._print = (self._step, fingerprint(self._objects))
 
         self._print = None

@@ -102,6 +102,7 @@ class Meeting:
                         # All stand, so nothing is on its way; gloo would wait for seconds to be sure of it.
                         self._fence.cut(generation - 1)
                         self._groups.leave()
+                        self._fence.release()
                     self._join(answer)
             except Superseded:
                 continue

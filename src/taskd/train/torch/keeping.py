@@ -160,7 +160,7 @@ class Keeping:
             snapshots.verify(self._path_of(rank, step), step)
         except snapshots.SnapshotDamaged as damage:
             log.warning("taskd: %s; another source is looked for", damage)
-            snapshots.forget(self._path_of(rank), step)
+            snapshots.forget(self._path_of(rank, step), step)
             return False
         return True
 

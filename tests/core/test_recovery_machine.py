@@ -247,7 +247,7 @@ def test_a_rank_without_replica_and_without_a_finished_snapshot_takes_all_one_st
     }
     regroup = decide_regroup(said)
 
-    assert Regroup(2, "h:1", 5, 6, (0, 1, 2)) == regroup
+    assert Regroup(2, "h:1", 5, 6, (0, 1, 2), shards) == regroup
     lost = {**said, 1: Standing(2, 1, False, 0)}
     assert "nobody has the state of rank 1 at step 6" == decide_regroup(lost)
 

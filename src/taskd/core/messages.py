@@ -367,7 +367,8 @@ class Regroup:
 
     ``target`` is the number of committed steps that all have afterwards; who stands one below it and does not
     receive applies the gradient that it holds. ``top`` is what the furthest had committed: where there is no
-    copy of that, all go one step back, and the step that is computed again counts only once. ``parted`` ranks
+    copy of that, all go one step back, and the step that is computed again counts only once. ``shards`` tells
+    a newcomer which part its predecessor had. ``parted`` ranks
     have another process from here on, and ``partings`` is what the old ones left to them; only their own node
     is told that.
     """
@@ -377,6 +378,7 @@ class Regroup:
     target: int
     top: int
     receivers: tuple[int, ...]
+    shards: tuple[str, ...] = ()
     parted: tuple[int, ...] = ()
     partings: Mapping[int, bytes] = field(default_factory=dict)
 

@@ -35,7 +35,8 @@ def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
         orphan = next((rank for rank in receivers if not _is_to_be_had(standings, rank, target)), None)
         if orphan is None:
             generation = next(iter(keepers.values())).generation
-            return Regroup(generation, stores[0], target, top, tuple(receivers))
+            shards = tuple(known_layout(standings.values()).values())
+            return Regroup(generation, stores[0], target, top, tuple(receivers), shards)
         missing = missing or f"nobody has the state of rank {orphan} at step {target}"
     return missing
 

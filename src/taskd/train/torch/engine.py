@@ -52,7 +52,7 @@ from taskd.train.torch.restoring import (
 )
 from taskd.train.torch.saver import Saver
 from taskd.train.torch.sharding import shard_key
-from taskd.train.torch.undo import Undo
+from taskd.train.torch.undo import Gradients, Undo
 from taskd.train.torch.wrapping import Handle
 from taskd.train.torch.zero import ShardedOptimizer
 from taskd.train.watchdog import turn_watchdogs_off
@@ -95,6 +95,7 @@ class Engine:
         self._objects: dict[str, Any] = {}
         self._own = OwnState()
         self._undo = Undo()
+        self._gradients = Gradients()
         self.saver = Saver(rank, world_size)
         self._feed = Feed(None)
         # What this process is: does it have a group, a place in the loop, a state, and which part of it?
@@ -193,6 +194,7 @@ class Engine:
         """Try a step; says whether it counts now. If not, it comes again or was overtaken."""
         self._voted, self._updates, self._attempted = False, 0, step
         self._undo.holds = False
+        self._gradients.note(self._objects)
         batch = self._feed.batch(step) if self._feed.present else None
         started = time.monotonic()
         before = self._own.capture(self._objects, self._feed.place_before(step))
@@ -219,6 +221,7 @@ class Engine:
             self.replaying = False
             return None, True
         self._own.restore(self._objects, before)
+        self._gradients.clear()
         self.replaying = True
         return None, False
 
@@ -394,6 +397,9 @@ class Engine:
         self._pending = self._meeting.come_together(
             describe, objects, meanwhile, fresh=not self._arrived, gentle=bool(parting)
         )
+        if isinstance(self._pending, Regroup) and self._pending.shards and not self._has_state:
+            # Its predecessor's: what a fresh process holds says less, where parts are told by their contents.
+            self._part = int(self._pending.shards[self._rank], 16)
         return self._pending
 
     def _retry_if_raised(self, work: Callable[[], None]) -> None:

@@ -62,6 +62,34 @@ class Undo:
         self.holds = False
 
 
+class Gradients:
+    """Which gradients there were when a step began.
+
+    A script may clear them at the end of its step. Then a step that is repeated must not find what its
+    interrupted backward pass left. A gradient that was there is set to zero: it had been used by an update.
+    """
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._parameters: list[tuple[torch.Tensor, bool]] = []
+
+    def note(self, objects: Mapping[str, Any]) -> None:
+        """Remember which parameters have a gradient."""
+        modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
+        self._parameters = [
+            (parameter, parameter.grad is not None) for module in modules for parameter in module.parameters()
+        ]
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Bring the gradients to where they were."""
+        for parameter, had in self._parameters:
+            if not had:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+
 def _is_plain(thing: object) -> bool:
     """Tell whether an optimizer's state is where torch has it; that of a share is in its own state_dict."""
     return isinstance(thing, torch.optim.Optimizer) and not isinstance(thing, ShardedOptimizer)

@@ -2,7 +2,7 @@
 
 import torch
 
-from taskd.train.torch.exchange import digest
+from taskd.train.torch.exchange import Stateful, digest
 from taskd.train.torch.undo import Gradients, Undo
 
 
@@ -11,7 +11,7 @@ def test_parameters_moments_and_schedules_are_as_they_were() -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    objects: dict[str, Stateful] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     undo = Undo()
     for _ in range(3):
         before = digest(objects)

@@ -79,12 +79,12 @@ def test_a_dump_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 def test_a_run_resumes_from_its_checkpoints(tmp_path: Path, undisturbed: Run) -> None:
     """``job.checkpoint``: the whole job is killed, and the next one goes on from the newest whole one."""
     saves = tmp_path / "saves"
-    with running(tmp_path, *FLAGS, *script(tmp_path, "--pause", "0.1", "--checkpoint", f"{saves}:4")) as job:
-        job.at_step(10)
+    with running(tmp_path, *FLAGS, *script(tmp_path, "--pause", "0.2", "--checkpoint", f"{saves}:4")) as job:
+        job.at_step(9)
         os.kill(job.process.pid, signal.SIGKILL)
     names = sorted(path.name for path in saves.iterdir() if not path.name.startswith("."))
     assert names
-    assert set(names) <= {"step-00000004", "step-00000008", "step-00000012"}
+    assert [0] * len(names) == [int(name.removeprefix("step-")) % 4 for name in names]
     newest = saves / names[-1]
     damaged = next(path for path in newest.iterdir() if path.name.startswith("shard"))
     if len(names) > 1:

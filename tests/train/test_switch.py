@@ -113,6 +113,19 @@ def test_a_rank_moves_again_and_is_killed_after_that(tmp_path: Path, undisturbed
     assert ["switched", "switched", "recovered"] == [each["outcome"] for each in job.timeline()]
 
 
+def test_a_rank_moves_right_after_a_recovery(tmp_path: Path, undisturbed: Run) -> None:
+    """What is still cut of the group before is not taken for the group of now."""
+    with start(tmp_path) as job:
+        os.kill(job.at_step(5)["ranks"][1]["pid"], signal.SIGKILL)
+        eventually(lambda: [each["outcome"] for each in job.timeline()] == ["recovered"], "a recovery")
+        job.cli("switch", "job", "--rank", "2")
+        assert 0 == job.wait(120), job.err
+
+    assert_same(undisturbed, tmp_path, (1,))
+    assert [1, 2, 2, 1] == processes(tmp_path)
+    assert ["recovered", "switched"] == [each["outcome"] for each in job.timeline()]
+
+
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_fault_while_the_new_process_is_built_comes_first(
     tmp_path: Path, undisturbed: Run, victim: int

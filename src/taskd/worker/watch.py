@@ -46,6 +46,7 @@ class Watch:
         self._denied: Denied | None = None
         self._leave_by: float | None = None
         self._cut_until = 0.0
+        self._cut_for = worker.generation
         self._training = threading.get_ident()
         self.pace_s = 0.0
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
@@ -177,9 +178,11 @@ class Watch:
         its next collective within a step. Whatever is left after that would hold up everybody else.
         """
         with self._news:
-            leave_by, raised = self._leave_by, self._raised
+            leave_by, cut_for = self._leave_by, self._cut_for
         if time.monotonic() < self._cut_until:
-            self._on_raise(raised)  # once more: gloo's threads may have opened new connections
+            # Once more: gloo's threads may have opened new connections. Not for a generation that was raised
+            # gently since: up to its entry the group of now is in use.
+            self._on_raise(cut_for)
         if leave_by is None:
             return
         if time.monotonic() > leave_by:
@@ -208,7 +211,7 @@ class Watch:
                 # Nobody is pulled out of anything: the training thread comes at the end of a step.
                 self._news.notify_all()
                 return
-            self._cut_until = time.monotonic() + CUT_S
+            self._cut_until, self._cut_for = time.monotonic() + CUT_S, generation
             self._leave_by = time.monotonic() + max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s)
         # Cut first: a training thread that is woken by the condition must find its group dead already.
         self._on_raise(generation)

@@ -126,7 +126,7 @@ class Meeting:
 
     def _open_store(self) -> str:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        if self._rank != 0:
+        if not _is_here(host):  # also rank 0 may have come up on another machine
             host = _own_address(host)
         limit = timedelta(seconds=STAND_LIMIT_S)
         self._server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
@@ -141,6 +141,17 @@ class Meeting:
             client = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
         self._groups.together(generation, dist.PrefixStore(f"taskd/{generation}", client))
         self._worker.enter(generation)
+
+
+def _is_here(host: str) -> bool:
+    """Tell whether an address is one of this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def _own_address(towards: str) -> str:

@@ -67,10 +67,11 @@ def test_a_fresh_loader_goes_on_where_the_old_one_was(passed: int) -> None:
 
 @pytest.mark.parametrize("passed", [1, 5, 6, 7, 11])
 def test_a_loader_with_a_state_is_put_where_the_old_one_was(passed: int) -> None:
-    """By its state before the batch of a step, or after that of the step before."""
+    """By its state before the batch of a step is drawn."""
     old = Feed(Stateful())
-    values = drawn(old, range(passed + 1))
-    before = old.place_before(passed)
+    values = drawn(old, range(passed))
+    before = old.place()
+    values += drawn(old, range(passed, passed + 1))
     after = old.place()
 
     for place, step in ((before, passed), (after, passed + 1)):

@@ -96,6 +96,7 @@ class Engine:
         self._own = OwnState()
         self._undo = Undo()
         self._gradients = Gradients()
+        self._began: dict[int, bytes] = {}
         self.saver = Saver(rank, world_size)
         self._feed = Feed(None)
         # What this process is: does it have a group, a place in the loop, a state, and which part of it?
@@ -166,6 +167,7 @@ class Engine:
         self.enter()
         self._arrive()
         self._feed, self._start = Feed(data), start
+        self._began.clear()
         # A replacement, or a run that goes on, passes through the loops that are behind it.
         passes = self._newcomer or self._resumed
         self._step = max(self._step, start) if passes else start
@@ -195,10 +197,8 @@ class Engine:
         self._voted, self._updates, self._attempted = False, 0, step
         self._undo.holds = False
         self._gradients.note(self._objects)
-        batch = self._feed.batch(step) if self._feed.present else None
         started = time.monotonic()
-        before = self._own.capture(self._objects, self._feed.place_before(step))
-        self._keeping.note(step, AT_START, before)
+        batch, before = self._begin(step)
         try:
             self._worker.begin(step)
             result = function(step, batch) if self._feed.present else function(step)
@@ -224,6 +224,22 @@ class Engine:
         self._gradients.clear()
         self.replaying = True
         return None, False
+
+    def _begin(self, step: int) -> tuple[Any, bytes]:
+        """Return the batch of a step, and the rank's own state with which it begins, also when repeated.
+
+        Drawing a batch may draw random numbers. A replacement draws it again, so what is kept for it is the
+        state before that; who repeats a step has its batch, and needs the state after it.
+        """
+        if step not in self._began:
+            fresh = self._own.capture(self._objects, self._feed.place())
+            self._keeping.note(step, AT_START, fresh)
+            batch = self._feed.batch(step)
+            self._began[step] = self._own.capture(self._objects) if self._feed.present else fresh
+            for old in [each for each in self._began if each < step - 1]:
+                del self._began[old]
+            return batch, self._began[step]
+        return self._feed.batch(step), self._began[step]
 
     def _finish(self, step: int) -> None:
         """The step's function has returned: count the step, after a vote if there was none yet."""
@@ -485,14 +501,13 @@ class Engine:
             self._start = received.begun if received.begun >= 0 else self._start
             self._feed.go_to(self._own.place_in(own.payload) if own else b"", target - self._start)
             self._told = regroup.top
-            if own is not None and own.kind == AT_START and self._feed.present:
-                self._feed.batch(target)  # drawn before the state was taken, so it must not draw from it
         self._newcomer = False
         self._step = target
         self._has_state = True
         self._keeping.settled_in()
-        if own is not None:
-            self._own.restore(self._objects, own.payload)
+        kept = self._began.get(target) or (own.payload if own else b"")
+        if kept:
+            self._own.restore(self._objects, kept)
 
     def _dump(self, save: Save) -> None:
         """Write this rank's part, say so, and wait for the end or for another way on."""

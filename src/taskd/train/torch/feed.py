@@ -23,7 +23,6 @@ class Feed:
         self._pass = 0
         self._kept: dict[int, Any] = {}
         self._stateful = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
-        self._before: tuple[int, bytes] = (-1, b"")
 
     @property
     def present(self) -> bool:
@@ -33,15 +32,10 @@ class Feed:
     def batch(self, step: int) -> Any:  # noqa: ANN401 - whatever the user's loader yields
         """Return the batch of a step; the same one again if the step, or the one before it, is repeated."""
         if step not in self._kept:
-            self._before = (step, self.place())
             self._kept[step] = self._next()
             for old in [each for each in self._kept if each <= step - KEPT_BATCHES]:
                 del self._kept[old]
         return self._kept[step]
-
-    def place_before(self, step: int) -> bytes:
-        """Return the loader's place before the batch of a step was drawn; empty where it has no state."""
-        return self._before[1] if self._before[0] == step else b""
 
     def place(self) -> bytes:
         """Return the loader's place now; empty where it has no state of its own."""

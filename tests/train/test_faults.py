@@ -137,7 +137,9 @@ def test_a_hang_that_comes_back_ends_the_job(tmp_path: Path) -> None:
         assert 137 == job.wait(90), job.err
 
     assert "3 times in a row" in job.err
-    assert ["recover-in-place", "recover-in-place", "exit"] == [each["strategy"] for each in job.timeline()]
+    assert ["recover-in-place", "recover-in-place", "dump", "exit"] == [
+        each["strategy"] for each in job.timeline()
+    ]
 
 
 def test_a_checkpoint_between_two_steps_is_no_hang(tmp_path: Path, calm: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core import endings, nodestate
+from taskd.core import endings, nodestate, restarting
 from taskd.core import job as job_machine
 from taskd.core import node as node_machine
 from taskd.core.delivery import Channel, Packet, Received
@@ -125,11 +125,15 @@ def _leave_nothing_told(job: Job, now: float, ending: Any) -> Any:
     return job, tuple(effect for effect in effects if not isinstance(effect, SendOrder))
 
 
-ORDER_START = job_machine._order_start
+ORDER_START = restarting.order_start
 FINISH = endings.finish
 
 Patch = tuple[object, str, Callable[..., Any]]
-IMPATIENT: list[Patch] = [(job_machine, "is_down", _down_at_once), (job_machine, "is_quiet", _down_at_once)]
+IMPATIENT: list[Patch] = [
+    (job_machine, "is_down", _down_at_once),
+    (restarting, "is_down", _down_at_once),
+    (restarting, "is_quiet", _down_at_once),
+]
 
 # Where two rules guard the same promise, one of them alone may be broken without harm: both are then.
 MUTANTS: dict[str, tuple[list[Patch], str]] = {
@@ -137,11 +141,14 @@ MUTANTS: dict[str, tuple[list[Patch], str]] = {
     "a manager that does not wait for the stop": (IMPATIENT, "still runs"),
     "nobody waits for older processes": ([*IMPATIENT, (node_machine, "_start", _spawn_beside)], "at once"),
     "a manager that does not raise the generation": (
-        [(job_machine, "_order_start", _start_again)],
+        [(job_machine, "order_start", _start_again), (restarting, "order_start", _start_again)],
         "generation",
     ),
-    "a manager that ignores the budget": ([(job_machine, "decide_give_up", _never_give_up)], "restarts"),
-    "a manager that does not tell the agents": ([(job_machine, "finish", _leave_nothing_told)], "told"),
+    "a manager that ignores the budget": ([(restarting, "decide_give_up", _never_give_up)], "restarts"),
+    "a manager that does not tell the agents": (
+        [(job_machine, "finish", _leave_nothing_told), (restarting, "finish", _leave_nothing_told)],
+        "told",
+    ),
     "a numbering that accepts everything": ([(Channel, "receive", _accept_everything)], ""),
 }
 

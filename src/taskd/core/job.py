@@ -17,20 +17,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.endings import check_finishing, check_success, decide_give_up, finish
+from taskd.core.answering import answer, answer_stall, fall_through, go_on_after_saving, stop_saving
+from taskd.core.endings import check_finishing, check_success, finish
 from taskd.core.exits import ExitCode
 from taskd.core.failures import Failure, describe_exit
-from taskd.core.incidents import SWITCH, Incident
+from taskd.core.incidents import SWITCH
 from taskd.core.jobread import (
     FINISH_ORDER,
-    choose_nodes,
     finish_order,
     is_down,
     is_member,
-    is_quiet,
     member_views,
     newer_view,
-    next_generation,
     node_label,
     note_progress,
     refuse_stale,
@@ -58,7 +56,6 @@ from taskd.core.jobstate import (
     SwitchRequested,
     Ticked,
 )
-from taskd.core.launch import Plan, compute_places
 from taskd.core.messages import (
     Announce,
     Beat,
@@ -69,7 +66,6 @@ from taskd.core.messages import (
     Progress,
     Saved,
     Standing,
-    Start,
     Trouble,
     WorkerExited,
     WorkersStarted,
@@ -86,22 +82,31 @@ from taskd.core.recovery import (
     take_trouble,
     welcome_back,
 )
+from taskd.core.restarting import (
+    after_progress,
+    begin,
+    countable_nodes,
+    gather_again,
+    order_start,
+    restart_all,
+    when_started,
+    when_stopped,
+    why_wait,
+)
 from taskd.core.saving import (
     SAVE_LIMIT_S,
     begin_saving,
     can_save,
     can_save_again,
-    close_saving,
     take_saved,
     take_standing_to_save,
 )
-from taskd.core.stalled import find_stall, hear_testimonies
-from taskd.core.status import JobPhase, PhaseName
+from taskd.core.stalled import hear_testimonies
+from taskd.core.status import JobPhase
 from taskd.core.switching import begin_switch, concerns, overdue, review, take_prepared
 from taskd.core.switching import take_standing as take_standing_to_switch
 
 FINISH_MARGIN_S = 10.0
-LATE_S = 5.0
 UNDER_WAY = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RECOVERING)
 
 Outcome = tuple[Job, tuple[Effect, ...]]
@@ -195,7 +200,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         # It may have been out of reach when the others were told to stop.
         down = is_down(node, job.generation)
         stop: tuple[Effect, ...] = () if down else (SendOrder(key, stop_order(job, job.reason)),)
-        job, effects = _stopping(job, event.now)
+        job, effects = when_stopped(job, event.now)
         return job, (*stop, *effects)
     if not is_member(job, key):
         return job, stop_leftovers(job, node)
@@ -204,12 +209,13 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         return welcome_back(job, event.now, key)
     if node.generation == job.generation and node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
         # The same processes in another conversation; an answer may have been lost with the old one.
-        job, effects = _starting(job, event.now)
+        job, effects = when_started(job, event.now)
         job, more = _adopt_failures(job, event.now, event.stamp, key)
         return job, (*effects, *more)
     if known is not None and known.incarnation != event.incarnation:
         what = f"the agent of node {node_label(job, key)} was replaced; its processes are gone"
-        return _recover_or_restart(job, event.now, event.stamp, "agent", Culprit(key, what, ExitCode.FAILED))
+        fault = Fault("agent", Culprit(key, what, ExitCode.FAILED))
+        return answer(job, event.now, event.stamp, fault)
     return _adopt_failures(job, event.now, event.stamp, key)
 
 
@@ -222,53 +228,33 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
         case JobPhase.FINISHING:
             return check_finishing(job, event.now)
         case JobPhase.STOPPING:
-            return _stopping(job, event.now)
+            return when_stopped(job, event.now)
         case JobPhase.SAVING if is_member(job, event.node):
-            return _stop_saving(job, event.now, event.stamp, f"a node was lost: {event.why}")
+            return stop_saving(job, event.now, event.stamp, f"a node was lost: {event.why}")
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.RECOVERING if is_member(job, event.node):
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
-            culprit = Culprit(event.node, what, ExitCode.FAILED)
-            return _recover_or_restart(job, event.now, event.stamp, "node", culprit)
+            fault = Fault("node", Culprit(event.node, what, ExitCode.FAILED))
+            return answer(job, event.now, event.stamp, fault)
         case _:
             return job, ()
 
 
 def _gather(job: Job, now: float, stamp: float) -> Outcome:
-    usable = [node for node in job.nodes.values() if node.usable]
-    if not job.generation and not any(node.generation for node in usable):
-        # A spare node takes the place of a lost one; it does not make the job larger or earlier.
-        usable = [node for node in usable if not node.announce.spare]
-    enough = len(usable) >= job.options.max_nodes and not _is_somebody_late(job, now)
-    last_call = len(usable) >= job.options.min_nodes and now - job.since >= job.options.last_call_s
-    if not enough and not last_call:
-        missing = job.options.max_nodes - len(usable)
-        return replace(job, reason=f"waiting for {missing} of {job.options.max_nodes} nodes"), ()
-    if job.generation == 0 and any(node.generation for node in usable):
-        return _resume(job, now, stamp)
-    if job.generation == 0 and job.floor:
-        return _begin_after_loss(job, now, stamp, usable[0].key)
-    if job.generation and not all(is_quiet(node) for node in usable):
-        return replace(job, reason="waiting for processes of an older generation to end"), ()
-    return _begin(job, now)
-
-
-def _is_somebody_late(job: Job, now: float) -> bool:
-    """Tell whether a newborn manager should wait for a member of the running plan that has not spoken yet.
-
-    Where there are spare nodes, enough nodes may be there without it, and its ranks would be given away.
-    """
-    if job.generation or now - job.since >= LATE_S:
-        return False
-    plans = [node.announce.plan for node in job.nodes.values() if node.announce.plan is not None]
-    newest = max(plans, key=lambda each: (each.generation, each.moves), default=None)
-    return newest is not None and any(place.node not in job.nodes for place in newest.places)
+    """Wait for nodes; a newborn manager may find that its predecessor's job runs, or that it is gone."""
+    nodes = countable_nodes(job)
+    if not job.generation and not why_wait(job, nodes, now):
+        if any(node.generation for node in nodes):
+            return _resume(job, now, stamp)
+        if job.floor:
+            return _begin_after_loss(job, now, stamp, nodes[0].key)
+    return gather_again(job, now)
 
 
 def _begin_after_loss(job: Job, now: float, stamp: float, key: str) -> Outcome:
     """Go on where the manager and every agent died together: nobody is left who could tell."""
     what = "the manager and the agents were lost together; their processes are gone"
     job = replace(job, generation=job.floor, plan=None)
-    return _fault(job, now, stamp, "node", Culprit(key, what, ExitCode.FAILED))
+    return restart_all(job, now, stamp, Fault("node", Culprit(key, what, ExitCode.FAILED)))
 
 
 def _resume(job: Job, now: float, stamp: float) -> Outcome:
@@ -279,7 +265,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
     generation = max(node.generation for node in usable.values())
     plans = [node.announce.plan for node in usable.values() if node.announce.plan is not None]
     if not plans:
-        return _begin(replace(job, generation=generation), now)
+        return begin(replace(job, generation=generation), now)
     plan = max(plans, key=lambda each: (each.generation, each.moves))
     job = replace(
         job,
@@ -305,8 +291,8 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
     whole = len(current) + len(waiting) == len(plan.places) and plan.generation == generation
     if whole and not stopped:
         job = replace(job, phase=JobPhase.STARTING, reason="the manager was replaced; going on")
-        job, orders = _order_start(job, plan, waiting)
-        job, more = _starting(job, now)
+        job, orders = order_start(job, plan, waiting)
+        job, more = when_started(job, now)
         for node in usable.values():
             more = (*more, *(() if is_member(job, node.key) else stop_leftovers(job, node)))
         for node in current:
@@ -322,11 +308,10 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
     proposal = propose(job) if not stopped and plan.generation == generation else ""
     if not isinstance(proposal, str):
         what = "the manager was replaced in the middle of a recovery"
-        culprit = Culprit("", what, ExitCode.FAILED)
-        return begin_recovery(job, now, stamp, proposal, culprit, kind="manager")
+        fault = Fault("manager", Culprit("", what, ExitCode.FAILED))
+        return begin_recovery(job, now, stamp, proposal, fault)
     what = "the manager was replaced in the middle of a restart"
-    culprit = Culprit("", what, ExitCode.FAILED)
-    return _fault(job, now, stamp, "manager", culprit)
+    return restart_all(job, now, stamp, Fault("manager", Culprit("", what, ExitCode.FAILED)))
 
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
@@ -366,12 +351,12 @@ def _reported(job: Job, event: Reported) -> Outcome:
             if order != FINISH_ORDER:
                 return job, ()
             job = with_node(job, replace(node, finished=True))
-            return _stopping(job, event.now) if job.ending is None else check_finishing(job, event.now)
+            return when_stopped(job, event.now) if job.ending is None else check_finishing(job, event.now)
         case Beat():
             if report.generation != job.generation:
                 return job, ()
             job = note_progress(job, event.node, report.steps, report.joined, report.ready)
-            job, effects = _after_progress(job, event.now)
+            job, effects = after_progress(job, event.now)
             regroup = job.recovering.regroup if job.recovering else None
             for rank, at_step in report.steps.items():
                 if regroup is not None and at_step >= regroup.target:
@@ -380,7 +365,7 @@ def _reported(job: Job, event: Reported) -> Outcome:
                     effects = (*effects, *more)
             job = hear_testimonies(job, event.node, report.testimonies)
             if report.testimonies:
-                job, more = _stalled(job, event.now, event.stamp)
+                job, more = answer_stall(job, event.now, event.stamp)
                 effects = (*effects, *more)
             return job, effects
         case Progress():
@@ -390,12 +375,12 @@ def _reported(job: Job, event: Reported) -> Outcome:
             ready = (report.rank,) if report.ready else ()
             job = note_progress(job, event.node, {report.rank: report.step}, joined, ready)
             job, effects = take_progress(job, event.now, report)
-            job, more = _after_progress(job, event.now)
+            job, more = after_progress(job, event.now)
             return job, (*effects, *more)
         case Standing() if job.phase is JobPhase.SAVING:
             job, effects, dead_end = take_standing_to_save(job, event.now, event.node, report)
             if dead_end:
-                job, more = _stop_saving(job, event.now, event.stamp, dead_end)
+                job, more = stop_saving(job, event.now, event.stamp, dead_end)
                 effects = (*effects, *more)
             return job, effects
         case Standing() if concerns(job, report):
@@ -405,13 +390,13 @@ def _reported(job: Job, event: Reported) -> Outcome:
             if dead_end:
                 culprit = job.culprit or Culprit("", dead_end, ExitCode.FAILED)
                 fault = Fault("recovery", replace(culprit, why_restart=dead_end))
-                job, more = _fall_through(job, event.now, event.stamp, fault)
+                job, more = fall_through(job, event.now, event.stamp, fault)
                 effects = (*effects, *more)
             return job, effects
         case Saved():
             job, effects, over = take_saved(job, event.now, report)
             if over:
-                job, more = _after_saving(job, event.now, event.stamp)
+                job, more = go_on_after_saving(job, event.now, event.stamp)
                 effects = (*effects, *more)
             return job, effects
         case Trouble():
@@ -425,7 +410,7 @@ def _reported(job: Job, event: Reported) -> Outcome:
             job = with_node(
                 job, replace(node, phase=NodePhase.RUNNING, generation=report.generation, workers=views)
             )
-            return _starting(job, event.now)
+            return when_started(job, event.now)
         case Prepared():
             return take_prepared(job, event.now, event.node, report)
         case WorkerExited():
@@ -446,7 +431,7 @@ def _reported(job: Job, event: Reported) -> Outcome:
             )
             if job.phase is JobPhase.GATHERING:
                 return _gather(job, event.now, event.stamp)
-            return _stopping(job, event.now)
+            return when_stopped(job, event.now)
         case _:
             assert_never(report)
 
@@ -482,73 +467,13 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     if job.phase is JobPhase.SAVING and job.saving is not None and report.rank in job.saving.ranks:
         if can_save_again(job):
             return begin_saving(job, event.now, event.stamp, job.saving.then)
-        return _stop_saving(job, event.now, event.stamp, culprit.what)
+        return stop_saving(job, event.now, event.stamp, culprit.what)
     if job.phase not in UNDER_WAY:
         return job, ()
     if report.rank == job.hopeless_rank:
         # It was told that there is no other try, and ends with the error that was counted then.
-        return _fault(job, event.now, event.stamp, "process", culprit, report=report)
-    return _recover_or_restart(
-        job, event.now, event.stamp, "process", culprit, failure=failure, report=report
-    )
-
-
-def _recover_or_restart(
-    job: Job,
-    now: float,
-    stamp: float,
-    kind: str,
-    culprit: Culprit,
-    *,
-    failure: Failure | None = None,
-    report: WorkerExited | None = None,
-) -> Outcome:
-    """Recover from memory where that can work, and restart all ranks otherwise, with the reason."""
-    proposal = propose(job)
-    if isinstance(proposal, str):
-        why_not = proposal
-    elif failure is not None and not job.options.keep_trying and job.streak.extend(failure).hopeless:
-        why_not = "the same failure came back"
-    else:
-        return begin_recovery(job, now, stamp, proposal, culprit, kind=kind, failure=failure, report=report)
-    if any(view.ready for view in member_views(job)):
-        culprit = replace(culprit, why_restart=why_not)
-    return _fall_through(job, now, stamp, Fault(kind, culprit, failure, report))
-
-
-def _fall_through(job: Job, now: float, stamp: float, fault: Fault) -> Outcome:
-    """Save what the living have before it is given up, where that is wanted and possible."""
-    if can_save(job):
-        return begin_saving(job, now, stamp, fault)
-    return _fault(job, now, stamp, fault.kind, fault.culprit, failure=fault.failure, report=fault.report)
-
-
-def _stop_saving(job: Job, now: float, stamp: float, why: str) -> Outcome:
-    job, effects = close_saving(job, now, f"the dump failed: {why}")
-    job, more = _after_saving(job, now, stamp)
-    return job, (*effects, *more)
-
-
-def _after_saving(job: Job, now: float, stamp: float) -> Outcome:
-    """Go where the job would have gone without the dump."""
-    saving = job.saving
-    job = replace(job, saving=None)
-    if saving is None:
-        return job, ()
-    if isinstance(saving.then, Ending):
-        return finish(job, now, saving.then)
-    then = saving.then
-    return _fault(job, now, stamp, then.kind, then.culprit, failure=then.failure, report=then.report)
-
-
-def _stalled(job: Job, now: float, stamp: float) -> Outcome:
-    """Act on a job that stands still although nobody died."""
-    job, stall = find_stall(job, now)
-    if stall is None:
-        return job, ()
-    return _recover_or_restart(
-        job, now, stamp, stall.kind, stall.culprit, failure=stall.failure, report=stall.report
-    )
+        return restart_all(job, event.now, event.stamp, Fault("process", culprit, report=report))
+    return answer(job, event.now, event.stamp, Fault("process", culprit, failure, report))
 
 
 def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:
@@ -574,157 +499,6 @@ def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Fa
     return job, (RecordIncident(incident),)
 
 
-# --- the course of a restart -----------------------------------------------------------------------------
-
-
-def _fault(
-    job: Job,
-    now: float,
-    stamp: float,
-    kind: str,
-    culprit: Culprit,
-    *,
-    failure: Failure | None = None,
-    report: WorkerExited | None = None,
-) -> Outcome:
-    number = job.incidents + 1
-    incident = Incident(
-        number=number,
-        started_at=min(now, report.noticed_at) if report and report.noticed_at else now,
-        stamp=stamp,
-        kind=kind,
-        what=culprit.what,
-        rank=report.rank if report else -1,
-        node=culprit.node,
-        step=report.step if report else -1,
-        generation=job.generation,
-        failed_stamp=report.failed_stamp if report else 0.0,
-        stack=report.stack if report else "",
-    )
-    incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
-    interrupted = job.incident
-    effects: list[Effect] = []
-    if interrupted is not None:
-        effects.append(RecordIncident(replace(interrupted, outcome=f"interrupted by fault {number}")))
-    job = replace(
-        job,
-        phase=JobPhase.STOPPING,
-        reason=culprit.what,
-        since=now,
-        incident=incident,
-        incidents=number,
-        culprit=culprit,
-        streak=job.streak.extend(failure) if failure else job.streak,
-        recovering=None,
-        testimonies={},
-    )
-    stop = stop_order(job, culprit.what)
-    for key, node in job.nodes.items():
-        if node.usable and is_member(job, key):
-            effects.append(SendOrder(key, stop))
-        elif node.usable:
-            effects.extend(stop_leftovers(job, node))
-    job, more = _stopping(job, now)
-    return job, (*effects, RecordIncident(incident), *more)
-
-
-def _stopping(job: Job, now: float) -> Outcome:
-    if job.phase is not JobPhase.STOPPING:
-        return job, ()
-    for place in job.plan.places if job.plan else ():
-        node = job.nodes.get(place.node)
-        if node is not None and node.usable and not is_down(node, job.generation):
-            return job, ()
-    incident, culprit = job.incident, job.culprit
-    if incident is None or culprit is None:
-        return _begin(job, now)
-    incident = incident.mark(PhaseName.RELEASE, now)
-    ending = decide_give_up(job, culprit)
-    if ending is not None:
-        incident = replace(incident, strategy="exit", reason=ending.reason, outcome="job ended")
-        job, effects = finish(replace(job, incident=None), now, ending)
-        return job, (RecordIncident(incident), *effects)
-    budget = job.budget.spend(culprit.node) if culprit.node else job.budget
-    used = budget.used.get(culprit.node, 0)
-    because = f", since {culprit.why_restart}" if culprit.why_restart else ""
-    reason = (
-        f"{culprit.what}; all ranks restart{because} (fault {used} of at most {budget.limit} on this node)"
-    )
-    incident = replace(incident, reason=reason)
-    job = replace(
-        job, incident=incident, budget=budget, restarts=job.restarts + 1, phase=JobPhase.GATHERING, since=now
-    )
-    job, effects = _gather(job, now, incident.stamp)
-    return job, (RecordIncident(incident), *effects)
-
-
-def _begin(job: Job, now: float) -> Outcome:
-    """Make the next plan and have it started."""
-    chosen = choose_nodes(job)
-    if not chosen:
-        return job, ()
-    first = chosen[0]
-    plan = Plan(
-        # Also above what a node reached under a manager that this one never heard of.
-        generation=max(next_generation(job), *(1 + node.generation for node in chosen)),
-        restart_count=job.restarts,
-        master_addr=job.options.master_addr or first.announce.addr,
-        master_port=job.options.master_port or first.free_port,
-        places=compute_places([(node.key, node.announce.local_world) for node in chosen]),
-        faults=dict(job.budget.used),
-    )
-    job = replace(
-        job,
-        phase=JobPhase.STARTING,
-        reason=f"starting {plan.world_size} processes",
-        since=now,
-        generation=plan.generation,
-        plan=plan,
-    )
-    return _order_start(job, plan, chosen)
-
-
-def _order_start(job: Job, plan: Plan, nodes: list[Node]) -> Outcome:
-    """Order nodes to start, and count them as starting from here on: a stop may overtake their answer."""
-    for node in nodes:
-        job = with_node(job, replace(node, phase=NodePhase.STARTING, generation=plan.generation, workers={}))
-    return job, tuple(SendOrder(node.key, Start(f"{plan.generation}/start", plan)) for node in nodes)
-
-
-def _starting(job: Job, now: float) -> Outcome:
-    if job.phase is not JobPhase.STARTING or job.plan is None:
-        return job, ()
-    for place in job.plan.places:
-        node = job.nodes.get(place.node)
-        if node is None or node.phase is not NodePhase.RUNNING or node.generation != job.generation:
-            return job, ()
-    job = replace(job, phase=JobPhase.RUNNING, reason=f"all {job.plan.world_size} ranks run", since=now)
-    if job.incident is None:
-        return check_success(job, now)
-    job = replace(job, incident=job.incident.mark(PhaseName.SPAWN, now))
-    job, effects = _after_progress(job, now)
-    job, more = check_success(job, now)
-    return job, (*effects, *more)
-
-
-def _after_progress(job: Job, now: float) -> Outcome:
-    """Close the incident once the job is as far as it was before the fault."""
-    incident = job.incident
-    if incident is None or job.phase is not JobPhase.RUNNING:
-        return job, ()
-    views = member_views(job)
-    if job.joins and not all(view.state is not WorkerState.RUNNING for view in views):
-        return job, ()
-    if job.joins:
-        incident = incident.mark(PhaseName.JOIN, now)
-    if job.steps and not all(view.step >= 0 or not view.state.alive for view in views):
-        return replace(job, incident=incident), ()
-    if job.steps:
-        incident = incident.mark(PhaseName.FIRST_STEP, now)
-    incident = replace(incident, outcome="recovered")
-    return replace(job, incident=None), (RecordIncident(incident),)
-
-
 def _ticked(job: Job, now: float, stamp: float) -> Outcome:
     waited = now - job.since
     match job.phase:
@@ -739,11 +513,11 @@ def _ticked(job: Job, now: float, stamp: float) -> Outcome:
             return _gather(job, now, stamp) if job.nodes else (job, ())
         case JobPhase.RECOVERING if waited >= RECOVERY_LIMIT_S:
             what = f"the recovery from memory did not get on for {RECOVERY_LIMIT_S:g} s"
-            return _fault(job, now, stamp, "recovery", Culprit("", what, ExitCode.FAILED))
+            return restart_all(job, now, stamp, Fault("recovery", Culprit("", what, ExitCode.FAILED)))
         case JobPhase.SAVING if waited >= SAVE_LIMIT_S:
-            return _stop_saving(job, now, stamp, f"nothing was heard for {SAVE_LIMIT_S:g} s")
+            return stop_saving(job, now, stamp, f"nothing was heard for {SAVE_LIMIT_S:g} s")
         case JobPhase.RUNNING if (late := overdue(job, now)) is not None:
-            return _recover_or_restart(job, now, stamp, SWITCH, late)
+            return answer(job, now, stamp, Fault(SWITCH, late))
         case JobPhase.FINISHING if waited >= job.options.stop_grace_s + FINISH_MARGIN_S:
             if job.ending is None:
                 return job, ()

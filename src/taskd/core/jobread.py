@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from taskd.core.jobstate import Effect, Ending, Job, Node, Refuse, SendOrder
+from taskd.core.incidents import Incident
+from taskd.core.jobstate import Effect, Ending, Fault, Job, Node, RecordIncident, Refuse, SendOrder
 from taskd.core.launch import NodePlace
 from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
+from taskd.core.status import PhaseName
 
 FINISH_ORDER = "finish"
 
@@ -18,6 +20,28 @@ def stop_order(job: Job, why: str) -> Stop:
 def finish_order(job: Job, ending: Ending) -> Finish:
     """Return the order to leave."""
     return Finish(FINISH_ORDER, ending.code, ending.reason, ending.report, job.options.stop_grace_s)
+
+
+def open_incident(job: Job, now: float, stamp: float, fault: Fault) -> tuple[Incident, tuple[Effect, ...]]:
+    """Make the incident of a fault, and close the one that it interrupts."""
+    number, report = job.incidents + 1, fault.report
+    incident = Incident(
+        number=number,
+        started_at=min(now, report.noticed_at) if report and report.noticed_at else now,
+        stamp=stamp,
+        kind=fault.kind,
+        what=fault.culprit.what,
+        rank=report.rank if report else -1,
+        node=fault.culprit.node,
+        step=report.step if report else -1,
+        generation=job.generation,
+        failed_stamp=report.failed_stamp if report else 0.0,
+        stack=report.stack if report else "",
+    )
+    incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
+    if job.incident is None:
+        return incident, ()
+    return incident, (RecordIncident(replace(job.incident, outcome=f"interrupted by fault {number}")),)
 
 
 def with_node(job: Job, node: Node) -> Job:

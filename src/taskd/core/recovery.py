@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 from taskd.core.exits import Exit
 from taskd.core.failures import Failure
-from taskd.core.incidents import SWITCH, SWITCHED, Incident
-from taskd.core.jobread import find_spare, is_member, next_generation, with_node
+from taskd.core.incidents import SWITCH, SWITCHED
+from taskd.core.jobread import find_spare, is_member, next_generation, open_incident, with_node
 from taskd.core.jobstate import (
     Culprit,
     Effect,
+    Fault,
     Job,
     RecordIncident,
     Recovering,
@@ -117,42 +118,15 @@ def _settle(job: Job, plan: Plan) -> tuple[Plan, tuple[NodePlace, ...], tuple[in
     return plan, tuple(moved), tuple(awaited)
 
 
-def begin_recovery(
-    job: Job,
-    now: float,
-    stamp: float,
-    proposal: Proposal,
-    culprit: Culprit,
-    *,
-    kind: str = "process",
-    failure: Failure | None = None,
-    report: WorkerExited | None = None,
-) -> Outcome:
+def begin_recovery(job: Job, now: float, stamp: float, proposal: Proposal, fault: Fault) -> Outcome:
     """Raise the generation over the survivors."""
-    plan, dead, before = proposal.plan, proposal.dead, job.recovering
+    plan, dead, before, culprit = proposal.plan, proposal.dead, job.recovering, fault.culprit
     # Attempts count while nothing gets on; a step of anybody is a new beginning.
     rounds = before.rounds + 1 if before and not before.stepped else 1
-    number = job.incidents + 1
     reason = f"{culprit.what}; {_deed(proposal)} their processes"
-    incident = Incident(
-        number=number,
-        started_at=min(now, report.noticed_at) if report and report.noticed_at else now,
-        stamp=stamp,
-        kind=kind,
-        what=culprit.what,
-        rank=report.rank if report else -1,
-        node=culprit.node,
-        step=report.step if report else -1,
-        generation=job.generation,
-        strategy=proposal.strategy,
-        reason=reason,
-        failed_stamp=report.failed_stamp if report else 0.0,
-        stack=report.stack if report else "",
-    )
-    incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
-    effects: list[Effect] = []
-    if job.incident is not None:
-        effects.append(RecordIncident(replace(job.incident, outcome=f"interrupted by fault {number}")))
+    incident, closed = open_incident(job, now, stamp, fault)
+    incident = replace(incident, strategy=proposal.strategy, reason=reason)
+    effects: list[Effect] = [*closed]
     order = Recover(f"{plan.generation}/recover", plan, dead, proposal.leader, culprit.what)
     job = replace(
         job,
@@ -162,9 +136,9 @@ def begin_recovery(
         generation=plan.generation,
         plan=plan,
         incident=incident,
-        incidents=number,
+        incidents=incident.number,
         culprit=culprit,
-        streak=job.streak.extend(failure) if failure else job.streak,
+        streak=job.streak.extend(fault.failure) if fault.failure else job.streak,
         recovering=Recovering(rounds, order),
         testimonies={},
     )
@@ -216,9 +190,8 @@ def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble
     report = WorkerExited(
         job.generation, trouble.rank, 0, 0, Exit(), trouble.step, lived_s=0.0, noticed_at=now
     )
-    culprit = Culprit(node, what, 1)
     return begin_recovery(
-        job, now, stamp, proposal, culprit, kind=trouble.kind, failure=failure, report=report
+        job, now, stamp, proposal, Fault(trouble.kind, Culprit(node, what, 1), failure, report)
     )
 
 

@@ -7,9 +7,9 @@ it, and then the job goes where it would have gone without the dump, to a restar
 
 from dataclasses import replace
 
-from taskd.core.incidents import Incident
-from taskd.core.jobread import is_member, next_generation, with_node
+from taskd.core.jobread import is_member, next_generation, open_incident, with_node
 from taskd.core.jobstate import (
+    Culprit,
     Effect,
     Ending,
     Fault,
@@ -48,28 +48,14 @@ def begin_saving(job: Job, now: float, stamp: float, then: Ending | Fault) -> Ou
         return job, ()
     living = _living(job)
     leader = min(view.rank for view in living)
-    what = then.culprit.what if isinstance(then, Fault) else then.reason
-    why_not = then.culprit.why_restart if isinstance(then, Fault) else ""
+    fault = then if isinstance(then, Fault) else Fault("stop", Culprit("", then.reason, then.code))
+    what, why_not = fault.culprit.what, fault.culprit.why_restart
     because = f" ({why_not})" if why_not else ""
     plan = replace(job.plan, generation=next_generation(job))
-    number = job.incidents + 1
-    incident = Incident(
-        number=number,
-        started_at=now,
-        stamp=stamp,
-        kind=then.kind if isinstance(then, Fault) else "stop",
-        what=what,
-        rank=then.report.rank if isinstance(then, Fault) and then.report else -1,
-        node=then.culprit.node if isinstance(then, Fault) else "",
-        step=then.report.step if isinstance(then, Fault) and then.report else -1,
-        generation=job.generation,
-        strategy=DUMP,
-        reason=f"{what}{because}; the living write their state to disk",
-    )
-    incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
-    effects: list[Effect] = []
-    if job.incident is not None:
-        effects.append(RecordIncident(replace(job.incident, outcome=f"interrupted by fault {number}")))
+    incident, closed = open_incident(job, now, stamp, fault)
+    reason = f"{what}{because}; the living write their state to disk"
+    incident = replace(incident, strategy=DUMP, reason=reason)
+    effects: list[Effect] = [*closed]
     order = Recover(f"{plan.generation}/save", plan, (), leader, what)
     for place in plan.places:
         node = job.nodes.get(place.node)
@@ -84,7 +70,7 @@ def begin_saving(job: Job, now: float, stamp: float, then: Ending | Fault) -> Ou
         generation=plan.generation,
         plan=plan,
         incident=incident,
-        incidents=number,
+        incidents=incident.number,
         recovering=Recovering(order=order),
         saving=Saving(
             frozenset(view.rank for view in living), then, job.saving.rounds + 1 if job.saving else 1

@@ -1,29 +1,17 @@
 """A job that stands still although every process lives: from testimonies to a fault with a name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from taskd.core.exits import Exit
 from taskd.core.failures import Failure
 from taskd.core.jobread import member_views, node_label, with_node
-from taskd.core.jobstate import Culprit, Job
-from taskd.core.launch import RECOVER_IN_PLACE, RETRY
+from taskd.core.jobstate import Culprit, Fault, Job
 from taskd.core.messages import WorkerExited, WorkerState
 from taskd.core.status import JobPhase
 from taskd.core.testimony import Hang, Statement, find_hang
 
 SIGKILL = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """What was found, in the words in which a fault is handled."""
-
-    culprit: Culprit
-    failure: Failure
-    report: WorkerExited
-    kind: str
-    strategy: str
 
 
 def hear_testimonies(job: Job, node: str, testimonies: tuple[Statement, ...]) -> Job:
@@ -35,7 +23,7 @@ def hear_testimonies(job: Job, node: str, testimonies: tuple[Statement, ...]) ->
     return replace(job, testimonies={**kept, **{each.rank: each for each in testimonies}})
 
 
-def find_stall(job: Job, now: float) -> tuple[Job, Stall | None]:
+def find_stall(job: Job, now: float) -> tuple[Job, Fault | None]:
     """Say what holds the job up, if all ranks have been heard and one of them, or nobody, is to blame.
 
     The ranks to blame are shown as failed from here on: their processes are ended where they are replaced.
@@ -60,12 +48,12 @@ def find_stall(job: Job, now: float) -> tuple[Job, Stall | None]:
     failure = Failure(first.rank, Exit(code=1), first.step, first.line, hang.why)
     # Where they do not wait in a collective, only being called tells who comes out of it.
     kind = "network" if all(each.waiting for each in heard.values()) else "hang"
-    return job, Stall(Culprit("", hang.why, 1, error=hang.why), failure, report, kind, RETRY)
+    return job, Fault(kind, Culprit("", hang.why, 1, error=hang.why), failure, report)
 
 
-def _condemn(job: Job, now: float, hang: Hang, heard: Mapping[int, Statement]) -> tuple[Job, Stall | None]:
+def _condemn(job: Job, now: float, hang: Hang, heard: Mapping[int, Statement]) -> tuple[Job, Fault | None]:
     whats = []
-    stall: Stall | None = None
+    fault: Fault | None = None
     for rank in hang.blamed:
         node = next((node for node in job.nodes.values() if rank in node.workers), None)
         if node is None:
@@ -76,7 +64,7 @@ def _condemn(job: Job, now: float, hang: Hang, heard: Mapping[int, Statement]) -
         whats.append(
             f"rank {rank} (node {node_label(job, node.key)}, pid {view.pid}) hangs: it {word.describe()}"
         )
-        if stall is not None:
+        if fault is not None:
             continue
         report = WorkerExited(
             generation=job.generation,
@@ -95,8 +83,8 @@ def _condemn(job: Job, now: float, hang: Hang, heard: Mapping[int, Statement]) -
         # Ended by us, but for what its own program does: three times the same is no chance.
         failure = Failure(rank, Exit(code=1), word.step, word.line, report.error)
         culprit = Culprit(node.key, "", report.exit.shell_code, view.log, report.error)
-        stall = Stall(culprit, failure, report, "hang", RECOVER_IN_PLACE)
-    if stall is None:
+        fault = Fault("hang", culprit, failure, report)
+    if fault is None:
         return job, None
     what = "; ".join([*whats, hang.why])
-    return job, replace(stall, culprit=replace(stall.culprit, what=what))
+    return job, replace(fault, culprit=replace(fault.culprit, what=what))

@@ -28,10 +28,19 @@ def describe_process(pid: int) -> str:
     return "".join(_describe_thread(task / str(thread)) for thread in threads[:MAX_THREADS])
 
 
+def is_asleep(thread: int) -> bool:
+    """Tell whether a thread of this process waits for something other than the processor."""
+    return _letter(_read(Path(f"/proc/self/task/{thread}/stat"))) == "S"
+
+
+def _letter(stat: str) -> str:
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] if fields else "?"
+
+
 def _describe_thread(place: Path) -> str:
     stat = _read(place / "stat")
-    name, _, rest = stat.partition("(")[2].rpartition(")")
-    letter = rest.split()[0] if rest.split() else "?"
+    name, letter = stat.partition("(")[2].rpartition(")")[0], _letter(stat)
     parts = [f"thread {place.name} ({name}): {_STATES.get(letter, letter)}"]
     if wchan := _read(place / "wchan"):
         parts.append(f"in {wchan}")

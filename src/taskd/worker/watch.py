@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 
 from taskd.core.messages import Denied, Interrupt, Regroup, Save, Saved, Standing, Trouble
+from taskd.kit.procinfo import is_asleep
 from taskd.worker.client import Worker
 
 LOOK_S = 0.1
 REPEAT_S = 0.3
 PROMPT_S = 0.02
 CUT_S = 10.0
-LEAVE_FLOOR_S, LEAVE_STEPS = 2.0, 3.0
+LEAVE_FLOOR_S, LEAVE_STEPS, LEAVE_PATIENCE = 2.0, 3.0, 5.0
 
 
 log = logging.getLogger("taskd")
@@ -28,6 +29,31 @@ log = logging.getLogger("taskd")
 
 class Superseded(Exception):
     """A later generation was raised while this one was being entered."""
+
+
+class Leave:
+    """How long a training thread that was called may still take to come out of its step.
+
+    Only its sleep counts: a thread that computes, or that would if a processor were free, comes to its next
+    collective by itself. There is an end to that as well.
+    """
+
+    def __init__(self, thread: threading.Thread, limit_s: float) -> None:
+        """Begin to count."""
+        self._number = thread.native_id or 0
+        self._clock = time.pthread_getcpuclockid(thread.ident or 0)
+        self._limit_s = limit_s
+        self._asleep_s = 0.0
+        self._began = self._looked = time.monotonic()
+        self._computed = time.clock_gettime(self._clock)
+
+    def is_over(self) -> bool:
+        """Look at the thread, and tell whether its time is up."""
+        now, computed = time.monotonic(), time.clock_gettime(self._clock)
+        if is_asleep(self._number):
+            self._asleep_s += max(0.0, (now - self._looked) - (computed - self._computed))
+        self._looked, self._computed = now, computed
+        return self._asleep_s > self._limit_s or now - self._began > LEAVE_PATIENCE * self._limit_s
 
 
 class Watch:
@@ -44,16 +70,16 @@ class Watch:
         self._gentle = self._leaving = False
         self._regroup: Regroup | Save | None = None
         self._denied: Denied | None = None
-        self._leave_by: float | None = None
+        self._leave: Leave | None = None
         self._cut_until = 0.0
         self._cut_for = worker.generation
-        self._training = threading.get_ident()
+        self._training = threading.current_thread()
         self.pace_s = 0.0
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
-        self._training = threading.get_ident()
+        self._training = threading.current_thread()
         self._worker.hand_over_reading()
         self._look()
         self._thread.start()
@@ -81,7 +107,7 @@ class Watch:
     def came_out(self) -> None:
         """The training thread has left whatever it was in."""
         with self._news:
-            self._leave_by = None
+            self._leave = None
 
     def wait_raised(self, after: int, limit_s: float) -> bool:
         """Wait until a generation later than ``after`` was raised; False if that did not happen in time."""
@@ -156,10 +182,10 @@ class Watch:
             self._look()
             self._end_if_stuck()
             with self._news:
-                settled = self._leave_by is None and self._raised == self._worker.generation
+                settled = self._leave is None and self._raised == self._worker.generation
             if settled:
                 # Not while groups are taken down: whoever holds one then may be the last to hold it.
-                self._worker.answer(self._training)
+                self._worker.answer(self._training.ident or 0)
 
     def _end_if_replaced(self) -> None:
         """End a process that was stopped for so long that another one has its rank by now.
@@ -178,16 +204,14 @@ class Watch:
         its next collective within a step. Whatever is left after that would hold up everybody else.
         """
         with self._news:
-            leave_by, cut_for = self._leave_by, self._cut_for
+            leave, cut_for = self._leave, self._cut_for
         if time.monotonic() < self._cut_until:
             # Once more: gloo's threads may have opened new connections. Not for a generation that was raised
             # gently since: up to its entry the group of now is in use.
             self._on_raise(cut_for)
-        if leave_by is None:
-            return
-        if time.monotonic() > leave_by:
+        if leave is not None and leave.is_over():
             log.error("taskd: rank %d did not come out of its step; it ends to be replaced", self._rank)
-            self._worker.last_words(self._training)
+            self._worker.last_words(self._training.ident or 0)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _note(self, message: Regroup | Denied | Save) -> None:
@@ -212,7 +236,7 @@ class Watch:
                 self._news.notify_all()
                 return
             self._cut_until, self._cut_for = time.monotonic() + CUT_S, generation
-            self._leave_by = time.monotonic() + max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s)
+            self._leave = Leave(self._training, max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s))
         # Cut first: a training thread that is woken by the condition must find its group dead already.
         self._on_raise(generation)
         with self._news:

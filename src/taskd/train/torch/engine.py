@@ -244,7 +244,8 @@ class Engine:
     def _finish(self, step: int) -> None:
         """The step's function has returned: count the step, after a vote if there was none yet."""
         if self._step > step:
-            # Seen once is enough: from the next agreement on such a script has its vote at the end.
+            # Seen once is enough: from here on this rank has its vote at the end of a step. A rank that does
+            # nothing after its update may keep voting before it until the next agreement: a vote is a vote.
             self._careful |= self.groups.calls != self._calls_after or self._updates > 1
             return
         self._vote(step)

@@ -21,12 +21,14 @@ from taskd.core.launch import JobOptions, Plan
 from taskd.core.messages import (
     Announce,
     Beat,
+    Coming,
     NodePhase,
     Order,
     Progress,
     Report,
     Saved,
     Standing,
+    Through,
     Trouble,
     WorkerExited,
     WorkersStarted,
@@ -85,7 +87,10 @@ class Scene:
         return self.step(NodeAnnounced(self.at(), self.now, f"{node}{life}", message))
 
     def report(
-        self, node: str, report: Report | Beat | Progress | Standing | Trouble | Saved, life: str = "a"
+        self,
+        node: str,
+        report: Report | Beat | Progress | Standing | Trouble | Saved | Coming | Through,
+        life: str = "a",
     ) -> tuple[Effect, ...]:
         return self.step(Reported(self.at(), self.now, node, f"{node}{life}", report))
 

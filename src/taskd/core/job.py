@@ -59,6 +59,7 @@ from taskd.core.jobstate import (
 from taskd.core.messages import (
     Announce,
     Beat,
+    Coming,
     Finish,
     NodePhase,
     OrderDone,
@@ -66,6 +67,7 @@ from taskd.core.messages import (
     Progress,
     Saved,
     Standing,
+    Through,
     Trouble,
     WorkerExited,
     WorkersStarted,
@@ -73,6 +75,7 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
+from taskd.core.parting import count_as_finished, note_coming, take_through, were_let_go
 from taskd.core.recovery import LIMIT_S as RECOVERY_LIMIT_S
 from taskd.core.recovery import (
     begin_recovery,
@@ -232,6 +235,8 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
         case JobPhase.SAVING if is_member(job, event.node):
             return stop_saving(job, event.now, event.stamp, f"a node was lost: {event.why}")
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.RECOVERING if is_member(job, event.node):
+            if were_let_go(job):
+                return check_success(count_as_finished(job, job.nodes[event.node]), event.now)
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
             fault = Fault("node", Culprit(event.node, what, ExitCode.FAILED))
             return answer(job, event.now, event.stamp, fault)
@@ -399,6 +404,13 @@ def _reported(job: Job, event: Reported) -> Outcome:
                 job, more = go_on_after_saving(job, event.now, event.stamp)
                 effects = (*effects, *more)
             return job, effects
+        case Coming():
+            return note_coming(job, event.now, report), ()
+        case Through():
+            seen = Progress(report.generation, report.rank, joined=True, step=report.step, ready=True)
+            job, effects = _reported(job, replace(event, report=seen))
+            job, more = take_through(job, event.node, report)
+            return job, (*effects, *more)
         case Trouble():
             return take_trouble(job, event.now, event.stamp, event.node, report)
         case WorkersStarted():
@@ -447,12 +459,15 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
         report = replace(report, generation=node.generation)
     if report.generation != node.generation:
         return job, (refuse_stale(event.node, report.generation, job),)
-    state = WorkerState.SUCCEEDED if report.exit.ok else WorkerState.FAILED
+    ended_well = report.exit.ok or (report.exit.signal is not None and were_let_go(job))
+    state = WorkerState.SUCCEEDED if ended_well else WorkerState.FAILED
     view = WorkerView(report.rank, report.local_rank, report.pid, state, report.step, report.exit, report.log)
     job = with_node(job, replace(node, workers={**node.workers, report.rank: view}))
     if report.generation != job.generation or not is_member(job, event.node):
         return job, ()  # kept for a manager that still gathers; of no consequence otherwise
-    if report.exit.ok:
+    if ended_well and job.phase is JobPhase.RECOVERING:
+        return _ended_early(job, event, report)
+    if ended_well:
         return check_success(job, event.now)
     who = f"rank {report.rank} (node {node_label(job, event.node)}, pid {report.pid})"
     what = f"{who} {describe_exit(report.exit)}"
@@ -474,6 +489,18 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
         # It was told that there is no other try, and ends with the error that was counted then.
         return restart_all(job, event.now, event.stamp, Fault("process", culprit, report=report))
     return answer(job, event.now, event.stamp, Fault("process", culprit, failure, report))
+
+
+def _ended_early(job: Job, event: Reported, report: WorkerExited) -> Outcome:
+    """A rank left by itself in a recovery: after it, or before those who need its state had come."""
+    if job.recovering is not None and job.recovering.regroup is not None:
+        seen = Progress(job.generation, report.rank, joined=True, step=max(report.step, 0), ready=True)
+        job, effects = take_progress(job, event.now, seen)
+        job, more = check_success(job, event.now)
+        return job, (*effects, *more)
+    why = f"rank {report.rank} ended before all had come together"
+    culprit = job.culprit or Culprit(event.node, why, ExitCode.FAILED)
+    return fall_through(job, event.now, event.stamp, Fault("recovery", replace(culprit, why_restart=why)))
 
 
 def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:

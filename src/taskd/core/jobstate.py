@@ -13,7 +13,9 @@ from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions, Plan
 from taskd.core.messages import (
     Announce,
     Beat,
+    Coming,
     Denied,
+    Farewell,
     NodePhase,
     Order,
     Progress,
@@ -23,6 +25,7 @@ from taskd.core.messages import (
     Save,
     Saved,
     Standing,
+    Through,
     Trouble,
     WorkerExited,
     WorkerView,
@@ -87,6 +90,7 @@ class Job:
     hopeless_rank: int = -1
     testimonies: Mapping[int, Statement] = field(default_factory=dict)
     switch: "Switch | None" = None
+    parting: "Parting | None" = None
     reserved: int = 0  # the highest generation that was promised to the standbys of a switch
 
 
@@ -148,6 +152,15 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """The end of a run, in one generation: who is through, and whether all were told farewell."""
+
+    generation: int
+    ranks: frozenset[int] = frozenset()
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Culprit:
     """Whom the current incident is blamed on, with what the final report needs."""
 
@@ -191,7 +204,7 @@ class Reported:
     stamp: float
     node: str
     incarnation: str
-    report: Report | Beat | Progress | Standing | Trouble | Saved
+    report: Report | Beat | Progress | Standing | Trouble | Saved | Coming | Through
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +254,7 @@ class SendWorkers:
     """Tell all workers of a node something."""
 
     node: str
-    message: Regroup | Denied | Save
+    message: Regroup | Denied | Save | Farewell
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,23 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Coming:
+    """A worker that was called is in its script's own code, outside of a step, and comes when it is done."""
+
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """A worker's script has ended; its process stays until all others' have."""
+
+    generation: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """The standbys of a hot switch exist; with an ``error``, one of them does not, and all others ended."""
 
@@ -359,6 +376,13 @@ class Denied:
     generation: int
     rank: int
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """All workers of a generation are through; their processes may end."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)

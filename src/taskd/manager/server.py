@@ -42,7 +42,9 @@ from taskd.core.messages import (
     AgentGone,
     Announce,
     Beat,
+    Coming,
     Denied,
+    Farewell,
     FaultDue,
     Inject,
     OrderDone,
@@ -53,6 +55,7 @@ from taskd.core.messages import (
     Save,
     Saved,
     Standing,
+    Through,
     Trouble,
     Upstream,
     WorkerExited,
@@ -230,7 +233,7 @@ class Manager:
                 channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
                     self._give_up(message.node, "its agent died", now)
-            case Progress() | Standing() | Trouble() | Saved():
+            case Progress() | Standing() | Trouble() | Saved() | Coming() | Through():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
                 if known is not None:
@@ -375,7 +378,7 @@ class Manager:
         if news and not self._lifeline.attached:
             logging.getLogger("taskd").warning("taskd: %s", news)
 
-    def _tell_workers(self, node: str, message: Regroup | Denied | Save) -> None:
+    def _tell_workers(self, node: str, message: Regroup | Denied | Save | Farewell) -> None:
         """Tell all workers of a node; a worker that misses it says again where it stands."""
         to = worker_address(node, -1)
         self._push(

@@ -20,6 +20,8 @@ Message = (
     | messages.Standing
     | messages.Trouble
     | messages.Saved
+    | messages.Coming
+    | messages.Through
     | messages.Beat
     | messages.ProxyHello
     | messages.AgentGone
@@ -34,6 +36,7 @@ Message = (
     | messages.Interrupt
     | messages.Regroup
     | messages.Denied
+    | messages.Farewell
     | messages.Save
     | messages.Finish
     | messages.Inject

@@ -156,6 +156,11 @@ class Worker:
         self._page.pause()
 
     @property
+    def ended(self) -> bool:
+        """Tell whether this is not the process that joined: a fork of it, or one that has left the job."""
+        return os.getpid() != self._pid
+
+    @property
     def replaced(self) -> bool:
         """Tell whether another process has this rank by now."""
         return not self._page.is_current()
@@ -207,17 +212,19 @@ class Worker:
         self._frames = BlockingFrames(sock, SEND_S)
         self.say(LocalHello(self._address, "", self._pid), dst=proxy_address(self._env.node))
 
-    def say(self, message: Message, dst: str = MANAGER) -> None:
-        """Send a message; lost if the proxy is away."""
+    def say(self, message: Message, dst: str = MANAGER) -> bool:
+        """Send a message; lost if the proxy is away, as far as is known."""
         frames = self._frames
         if frames is None:
-            return
+            return False
         envelope = pack(self._env.job, self._address, dst, message, generation=self.generation)
         try:
             with self._sending:
                 frames.send(encode_envelope(envelope))
         except OSError:
             self._drop()
+            return False
+        return True
 
     def receive(self, wait_s: float) -> list[Message]:
         """Take what has come: orders are obeyed here, everything else is returned."""

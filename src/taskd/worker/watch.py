@@ -13,7 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 
-from taskd.core.messages import Denied, Interrupt, Regroup, Save, Saved, Standing, Trouble
+from taskd.core.messages import (
+    Coming,
+    Denied,
+    Farewell,
+    Interrupt,
+    Regroup,
+    Save,
+    Saved,
+    Standing,
+    Through,
+    Trouble,
+)
 from taskd.kit.procinfo import is_asleep
 from taskd.worker.client import Worker
 
@@ -21,6 +32,7 @@ LOOK_S = 0.1
 REPEAT_S = 0.3
 PROMPT_S = 0.02
 CUT_S = 10.0
+COMING_S, COMING_LIMIT_S = 1.0, 1800.0
 LEAVE_FLOOR_S, LEAVE_STEPS, LEAVE_PATIENCE = 2.0, 3.0, 5.0
 
 
@@ -43,6 +55,10 @@ class Leave:
         self._number = thread.native_id or 0
         self._clock = time.pthread_getcpuclockid(thread.ident or 0)
         self._limit_s = limit_s
+        self.put_off()
+
+    def put_off(self) -> None:
+        """Begin again: the thread is in the script's own code, which may take its time."""
         self._asleep_s = 0.0
         self._began = self._looked = time.monotonic()
         self._computed = time.clock_gettime(self._clock)
@@ -74,7 +90,11 @@ class Watch:
         self._cut_until = 0.0
         self._cut_for = worker.generation
         self._training = threading.current_thread()
+        self._farewell = -1
+        self._called_at = self._said_coming = 0.0
         self.pace_s = 0.0
+        # Tells whether the training thread is in the script's own code, between steps or after them.
+        self.is_outside: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
 
     def start(self) -> None:
@@ -165,6 +185,27 @@ class Watch:
                 return
         raise TimeoutError(f"nobody ended this process within {limit_s:g} s of its dump")
 
+    def take_leave(self, through: Through, limit_s: float) -> bool:
+        """Say that the script has ended, again and again, until all may go; False if all are called instead.
+
+        Nobody to say it to, for that long, is as good as a farewell.
+        """
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            self._worker.pause()
+            if self._worker.say(through):
+                deadline = time.monotonic() + limit_s
+            with self._news:
+                self._news.wait_for(lambda: self._is_dismissed(through.generation), REPEAT_S)
+                if self._raised > through.generation:
+                    return False
+                if self._farewell == through.generation:
+                    return True
+        return True
+
+    def _is_dismissed(self, generation: int) -> bool:
+        return self._raised > generation or self._farewell == generation
+
     def _answered(self, generation: int) -> bool:
         regroup = self._regroup
         return self._raised > generation or (regroup is not None and regroup.generation == generation)
@@ -177,7 +218,7 @@ class Watch:
                 if isinstance(message, Interrupt):
                     leaving = self._rank in message.leaving
                     self._hear(message.generation, message.leader, message.gentle, leaving)
-                elif isinstance(message, Regroup | Denied | Save):
+                elif isinstance(message, Regroup | Denied | Save | Farewell):
                     self._note(message)
             self._look()
             self._end_if_stuck()
@@ -209,15 +250,27 @@ class Watch:
             # Once more: gloo's threads may have opened new connections. Not for a generation that was raised
             # gently since: up to its entry the group of now is in use.
             self._on_raise(cut_for)
-        if leave is not None and leave.is_over():
+        if leave is not None and self.is_outside():
+            leave.put_off()
+            self._say_coming()
+        elif leave is not None and leave.is_over():
             log.error("taskd: rank %d did not come out of its step; it ends to be replaced", self._rank)
             self._worker.last_words(self._training.ident or 0)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _note(self, message: Regroup | Denied | Save) -> None:
+    def _say_coming(self) -> None:
+        """Ask for patience while the script is busy with something of its own, but not for ever."""
+        now = time.monotonic()
+        if now - self._said_coming >= COMING_S and now - self._called_at < COMING_LIMIT_S:
+            self._said_coming = now
+            self._worker.say(Coming(self._raised, self._rank))
+
+    def _note(self, message: Regroup | Denied | Save | Farewell) -> None:
         with self._news:
             if isinstance(message, Regroup | Save):
                 self._regroup = message
+            elif isinstance(message, Farewell):
+                self._farewell = message.generation
             elif message.rank == self._rank:
                 self._denied = message
             self._news.notify_all()
@@ -235,7 +288,8 @@ class Watch:
                 # Nobody is pulled out of anything: the training thread comes at the end of a step.
                 self._news.notify_all()
                 return
-            self._cut_until, self._cut_for = time.monotonic() + CUT_S, generation
+            self._called_at = time.monotonic()
+            self._cut_until, self._cut_for = self._called_at + CUT_S, generation
             self._leave = Leave(self._training, max(LEAVE_FLOOR_S, LEAVE_STEPS * self.pace_s))
         # Cut first: a training thread that is woken by the condition must find its group dead already.
         self._on_raise(generation)

@@ -13,8 +13,10 @@ The rules, and where they are kept:
   whose tensors agree with the others', or from a snapshot; what was theirs alone (``own``) comes from the
   slot that the dead process kept in shared memory, or from a buddy on another node (``keeping``).
 * Every phase may be interrupted by a further fault: then all of it begins again with the later generation.
+* A script that has ended stays until all others have (``_stay``): whoever fails in the end has a source.
 """
 
+import atexit
 import logging
 import os
 import sys
@@ -28,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taskd.core.messages import Regroup, Save, Saved, Standing, Trouble
+from taskd.core.messages import Regroup, Save, Saved, Standing, Through, Trouble
 from taskd.core.troubles import TroubleKind, classify
 from taskd.train.torch.damage import damage
 from taskd.train.torch.feed import Feed
@@ -63,6 +65,7 @@ BROKEN_GROUP_S = 0.1
 ERROR_LENGTH = 300
 GROUP_LIMIT_S = 1800.0
 DISMISSAL_S = 3600.0
+UNHEARD_S = 20.0
 
 log = logging.getLogger("taskd")
 
@@ -118,7 +121,10 @@ class Engine:
         self._calls_after = 0
         self._careful = False
         self._moving = False
+        self._until = -1
+        self._outside: int | None = None  # how many collectives there had been when the script took over
         self.replaying = False
+        self._watch.is_outside = lambda: self._outside == self.groups.calls
         worker.damage = lambda: damage(self._objects)
         worker.break_network = lambda: self._fence.sever(worker.generation)
         worker.count_collectives = count_collectives
@@ -130,6 +136,7 @@ class Engine:
         if self._entered:
             return
         self._entered = True
+        atexit.register(self._stay)
         if self._arrived:
             self._watch.start()
         if not dist.is_initialized():
@@ -175,11 +182,15 @@ class Engine:
         self._meet()
         if self._has_state:
             self._worker.ready()
+        self._until, self._outside = until, None
         while True:
             if self._pending is not None and not self._settle():
                 continue
             if self._step >= until:
                 self.saver.finish()
+                self._keeping.keep_last()
+                self.groups.remember()
+                self._outside = self.groups.calls
                 return
             if self._moving:
                 self._move()
@@ -188,7 +199,29 @@ class Engine:
             result, counts = self._attempt(function, step)
             if counts and step >= self._told:
                 self._told = step + 1
+                self._outside = self.groups.calls
                 yield step, result
+                self._outside = None
+
+    def _stay(self) -> None:
+        """The interpreter is about to end: stay until all ranks come here, and help those who do not."""
+        ended = self._entered and self._arrived and 0 <= self._until <= self._step
+        if not ended or self._world == 1 or self._worker.ended or hasattr(sys, "last_value"):
+            return  # the script failed, or left in the middle: that is for others to answer
+        sys.stdout.flush()
+        sys.stderr.flush()
+        while True:
+            through = Through(self._worker.generation, self._rank, self._step - 1)
+            if self._watch.take_leave(through, UNHEARD_S):
+                return
+            log.info("taskd: the script has ended, and another rank needs its state")
+            self.groups.revive()
+            self._come_together(complete=False)
+            while self._pending is not None and not self._settle():
+                pass
+            if self._step < self._until:
+                log.error("taskd: the last step is lost, and the script that made it has ended")
+                os._exit(1)
 
     # --- one step ----------------------------------------------------------------------------------------
 

@@ -80,6 +80,9 @@ _OTHERS = (
 )
 
 
+_KNOWN = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
+
+
 class GroupGone(RuntimeError):
     """The group's processes are changing."""
 
@@ -229,6 +232,8 @@ class Groups:
         self._members: list[StableGroup] = []
         self._names: list[str] = []
         self._calls = [0]
+        self._world: dict[str, dict[Any, Any]] = {}
+        self._default: Any = None
 
     @property
     def calls(self) -> int:
@@ -313,6 +318,21 @@ class Groups:
         for device in stopped:
             device.restart()
         self._members = [group for group in self._members if group in _c10d._world.pg_map]
+
+    def remember(self) -> None:
+        """Note what torch knows of the groups: a script destroys them when it has no more use for them."""
+        self._world = {name: dict(getattr(_c10d._world, name)) for name in _KNOWN}
+        self._default = _c10d._world.default_pg
+
+    def revive(self) -> None:
+        """Bring the groups back that a script destroyed at its end, if others need this rank once more."""
+        if dist.is_initialized() or self._default is None:
+            return
+        for name, known in self._world.items():
+            getattr(_c10d._world, name).update(known)
+        for group in self._members:
+            _c10d._register_process_group(group.group_name, group)
+        _c10d._update_default_pg(self._default)
 
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:

@@ -79,6 +79,12 @@ class Keeping:
         if self._snapshot is not None:
             self._snapshot.take(step, objects)
 
+    def keep_last(self) -> None:
+        """See that the state of the last step is kept: no vote comes any more that would."""
+        if self._snapshot is not None:
+            self._snapshot.settle()
+            self._snapshot.wait()
+
     def hand_over(self, step: int) -> None:
         """See that the state of which ``step`` steps are part is kept; all ranks do so before some leave."""
         if self._snapshot is None:

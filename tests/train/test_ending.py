@@ -1,0 +1,122 @@
+"""What happens outside of steps: a script's own work between them, and the end of a run."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.roles.harness import RunningJob, eventually, running
+from tests.train.test_recovery import assert_same, pids_of, read_run
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = str(Path(__file__).with_name("ending_job.py"))
+WORLD = 4
+FLAGS = ("--nproc-per-node", str(WORLD), "--spares", "2")
+
+Run = dict[int, tuple[dict[int, str], str]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same command without faults."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    with running(home, *FLAGS, SCRIPT, "--out", str(home)) as job:
+        assert 0 == job.wait(90), job.err
+    return read_run(home)
+
+
+def marked(home: Path, name: str) -> int:
+    """Wait until a rank has come to its place; returns its process."""
+    eventually(lambda: (home / name).exists() and (home / name).read_text(), name)
+    return int((home / name).read_text())
+
+
+def processes(home: Path) -> list[int]:
+    """Return how many processes each rank had."""
+    return [len(pids_of(home, rank)) for rank in range(WORLD)]
+
+
+def ends(home: Path) -> list[int]:
+    """Return how often each rank's script came to its end."""
+    return [len((home / f"ends-{rank}.txt").read_text().splitlines()) for rank in range(WORLD)]
+
+
+def strategies(job: RunningJob) -> list[tuple[str, str]]:
+    """Return what was done about each fault."""
+    return [(incident["strategy"], incident["outcome"]) for incident in job.timeline()]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("more", [(), ("--destroy",)], ids=["", "destroyed"])
+def test_a_rank_dies_after_the_last_step(
+    tmp_path: Path, undisturbed: Run, rank: int, more: tuple[str, ...]
+) -> None:
+    """The others' scripts have ended; they stay, and the replacement ends its own with their state."""
+    with running(tmp_path, *FLAGS, SCRIPT, "--out", str(tmp_path), "--stop", f"end:{rank}", *more) as job:
+        victim = marked(tmp_path, "stopped")
+        others = [each for each in range(WORLD) if each != rank]
+        eventually(lambda: all((tmp_path / f"ends-{each}.txt").exists() for each in others), "the others")
+        os.kill(victim, signal.SIGKILL)
+        assert 0 == job.wait(60), job.err
+
+    assert_same(undisturbed, tmp_path, ())
+    assert [1, 1, 1, 1] == ends(tmp_path)
+    assert [("recover-in-place", "recovered")] == strategies(job)
+
+
+def test_a_death_while_others_are_busy_after_the_loop(tmp_path: Path, undisturbed: Run) -> None:
+    """Rank 0 writes its model for longer than anybody would wait in a step; it is let finish."""
+    script = (SCRIPT, "--out", str(tmp_path), "--stop", "end:2", "--busy", "end:0")
+    with running(tmp_path, *FLAGS, *script) as job:
+        busy, victim = marked(tmp_path, "busy"), marked(tmp_path, "stopped")
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: "recovering" == job.status()["phase"], "a recovery")
+        stay_busy(job)
+        (tmp_path / "go").touch()
+        assert 0 == job.wait(60), job.err
+
+    assert_same(undisturbed, tmp_path, ())
+    assert [1, 1, 1, 1] == ends(tmp_path)
+    assert [busy] == pids_of(tmp_path, 0)
+    assert [("recover-in-place", "recovered")] == strategies(job)
+
+
+def test_a_death_while_another_rank_is_busy_between_two_steps(tmp_path: Path, undisturbed: Run) -> None:
+    """A checkpoint that the script writes by itself is not cut short by somebody else's fault."""
+    script = (SCRIPT, "--out", str(tmp_path), "--stop", "between:2", "--busy", "between:0")
+    with running(tmp_path, *FLAGS, *script) as job:
+        busy, victim = marked(tmp_path, "busy"), marked(tmp_path, "stopped")
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: "recovering" == job.status()["phase"], "a recovery")
+        stay_busy(job)
+        (tmp_path / "go").touch()
+        assert 0 == job.wait(60), job.err
+
+    assert_same(undisturbed, tmp_path, ())
+    assert [busy] == pids_of(tmp_path, 0)
+    assert [1, 1, 2, 1] == processes(tmp_path)
+    assert [("recover-in-place", "recovered")] == strategies(job)
+
+
+def stay_busy(job: RunningJob) -> None:
+    """Let more time pass than a rank has to come out of a step, by the job's own clock."""
+    began = job.status()["stamp"]
+    eventually(lambda: job.status()["stamp"] - began > 4.0, "time to pass")
+
+
+def test_an_error_after_the_loop_ends_the_job_within_three_rounds(tmp_path: Path) -> None:
+    """It comes back each time; the training before it is not done again for it."""
+    with running(tmp_path, *FLAGS, SCRIPT, "--out", str(tmp_path), "--fail") as job:
+        assert 1 == job.wait(90), job.err
+
+    assert "the model cannot be exported" in job.err
+    assert [12, 12, 12, 12] == [len(losses) for losses, _ in read_ledgers(tmp_path)]
+
+
+def read_ledgers(home: Path) -> list[tuple[dict[int, str], str]]:
+    """Return each rank's losses; a step that counts twice fails here."""
+    for rank in range(WORLD):
+        (home / f"digest-{rank}.txt").touch()
+    return list(read_run(home).values())

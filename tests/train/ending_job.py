@@ -58,7 +58,7 @@ def train_step(_: int) -> float:
     loss = ddp(torch.randn(16, 8)).square().mean()
     loss.backward()
     optimizer.step()
-    return loss.item()
+    return float(loss.item())
 
 
 for done, value in job.steps(train_step, until=args.steps):

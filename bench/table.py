@@ -7,7 +7,7 @@ the machine's load stands beside the table, and what is compared was measured in
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,8 +98,8 @@ def print_table(sections: Sequence[tuple[str, Result]]) -> None:
     lines = [
         (
             row.name,
-            _number(row.median, row.unit),
-            _number(row.worst, row.unit),
+            show_number(row.median, row.unit),
+            show_number(row.worst, row.unit),
             str(len(row.samples)),
             row.limit,
             row.verdict,
@@ -107,18 +107,29 @@ def print_table(sections: Sequence[tuple[str, Result]]) -> None:
         for _, result in sections
         for row in result.rows
     ]
-    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    for line in [head, tuple("-" * width for width in widths), *lines]:
-        cells = [
-            text.rjust(width) if column in (1, 2, 3) else text.ljust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print_columns(head, lines, right=(1, 2, 3))
     for name, result in sections:
         for note in result.notes:
             print(f"{name}: {note}")
 
 
-def _number(value: float, unit: str) -> str:
+def print_columns(head: Sequence[str], lines: Sequence[Sequence[str]], right: Collection[int]) -> None:
+    """Print lines of cells under their heads, as wide as the widest; the columns ``right`` hold numbers."""
+    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
+    for line in [head, ["-" * width for width in widths], *lines]:
+        cells = [
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def show_number(value: float, unit: str) -> str:
+    """Return a value with its unit, and with as many digits as mean something."""
+    return f"{show_digits(value, unit)} {unit}".rstrip()
+
+
+def show_digits(value: float, unit: str) -> str:
+    """Return a value without its unit, as rounded as it would be with it; a ratio keeps three digits."""
     digits = 3 if unit == "" else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
-    return f"{value:.{digits}f} {unit}".rstrip()
+    return f"{value:.{digits}f}"

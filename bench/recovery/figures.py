@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from table import print_columns, show_digits, show_number
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -88,13 +90,7 @@ def print_sections(sections: Sequence[Section]) -> None:
     """Print one table, then the remarks."""
     head = ("figure", "measured", "target", "ratio", "met", "range", "n")
     lines = [_line(figure) for section in sections for figure in section.figures]
-    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    for line in [head, tuple("-" * width for width in widths), *lines]:
-        cells = [
-            text.ljust(width) if column in (0, 4, 5) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print_columns(head, lines, right=(1, 2, 3, 6))
     for section in sections:
         for figure in section.figures:
             for text in (figure.skipped, figure.flaw):
@@ -121,11 +117,11 @@ def _line(figure: Figure) -> tuple[str, ...]:
     if measured is None:
         shown = "SKIPPED" if figure.skipped else "FAILED" if figure.flaw else "-"
     else:
-        shown = _number(measured, figure.unit)
+        shown = show_number(measured, figure.unit)
     return (
         figure.name,
         shown,
-        "" if figure.target is None else f"<= {_number(figure.target, figure.unit)}",
+        "" if figure.target is None else f"<= {show_number(figure.target, figure.unit)}",
         "" if figure.ratio is None else f"{figure.ratio:.2f}",
         "" if figure.met is None else "yes" if figure.met else "NO",
         _range(figure),
@@ -137,14 +133,4 @@ def _range(figure: Figure) -> str:
     if len(figure.samples) < 2:
         return ""
     low, high = min(figure.samples), max(figure.samples)
-    return f"{_digits(low, figure.unit)} to {_digits(high, figure.unit)}"
-
-
-def _number(value: float, unit: str) -> str:
-    return f"{_digits(value, unit)} {unit}".rstrip()
-
-
-def _digits(value: float, unit: str) -> str:
-    if unit == "":
-        return f"{value:.3f}"
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"
+    return f"{show_digits(low, figure.unit)} to {show_digits(high, figure.unit)}"

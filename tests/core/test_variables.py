@@ -48,8 +48,10 @@ def test_s3_12_a_wrong_operator_retry_is_refused(name: str, text: str, word: str
 
 
 def test_parameters_of_the_operator_retry() -> None:
-    """As Ascend's documentation writes them."""
-    parse_op_retry({"HCCL_OP_RETRY_PARAMS": "MaxCnt:3, HoldTime:5000, IntervalTime:1000"})
+    """As Ascend's documentation writes them; they are HCCL's own, and turn no level on."""
+    params = {"HCCL_OP_RETRY_PARAMS": "MaxCnt:3, HoldTime:5000, IntervalTime:1000"}
+    assert OperatorRetry() == parse_op_retry(params)
+    assert OperatorRetry(between_pods=True) == parse_op_retry({**params, "HCCL_OP_RETRY_ENABLE": "L2:1"})
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,16 @@ def run_torchrun(
         str(ranks),
         "--max-restarts=3",
     ]
-    words += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    words += [
+        "--log-dir",
+        str(home / f"{name}.logs"),
+        "--master-port",
+        "0",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+    ]
     extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     with _run(home, name, ranks, [*words, str(SCRIPTS / script), *args], extra) as job:
         yield job

@@ -114,7 +114,7 @@ def _taskd(group: Group, _python: Path) -> None:
 
 def _elastic(python: Path, script: str, nproc: int = WORLD) -> list[str]:
     words = [str(python), "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={nproc}"]
-    words += ["--max-restarts=3", "--monitor-interval=0.1", "--rdzv-backend=c10d"]
+    words += ["--log-dir=logs", "--max-restarts=3", "--monitor-interval=0.1", "--rdzv-backend=c10d"]
     return [*words, f"--rdzv-endpoint={LOCAL}:{free_ports(1)}", str(SCRIPTS / script)]
 
 

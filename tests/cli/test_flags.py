@@ -1,7 +1,8 @@
 """``taskd run`` understands what torchrun understands, and says what it does not."""
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -127,11 +128,16 @@ ENVIRONMENTS: list[dict[str, str]] = [
 
 
 @pytest.fixture(scope="module")
-def torch_run() -> Any:
-    """Import torchrun, which is the slow part of this file."""
+def torch_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Import torchrun, which is the slow part of this file.
+
+    It makes a directory for logs at every call, even where nothing is started.
+    """
     from torch.distributed import run
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("torchrun")))
+        yield run
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS, ids=lambda env: ",".join(env) or "no variables")

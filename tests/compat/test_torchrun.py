@@ -120,7 +120,7 @@ def test_the_seeds_block_recovers_a_killed_rank(
     patched: OwnTorch, tmp_path: Path, manager_first: bool
 ) -> None:
     """manager.py before or after torchrun: a killed rank costs a restart, and the job ends with 0."""
-    torchrun = "torchrun --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 "
+    torchrun = "torchrun --log_dir logs --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 "
     torchrun += "--master_port $((TASKD_MANAGER_PORT - 1)) train.py"
     if manager_first:
         block = f"{SEED_BLOCK}\n{torchrun}"
@@ -139,7 +139,7 @@ def test_the_seeds_block_recovers_a_killed_rank(
 def test_without_a_manager_torchrun_is_stock(patched: OwnTorch, tmp_path: Path) -> None:
     """One warning within five seconds, then torch's own launcher."""
     started = time.monotonic()
-    done = run_block(patched, tmp_path, "torchrun --standalone --nproc_per_node 2 train.py")
+    done = run_block(patched, tmp_path, "torchrun --log_dir logs --standalone --nproc_per_node 2 train.py")
 
     assert 0 == done.returncode, done.stderr
     assert 1 == done.stderr.count("no manager answers")
@@ -155,7 +155,7 @@ def test_the_users_max_restarts_is_kept(patched: OwnTorch, tmp_path: Path, flags
     done = run_block(
         patched,
         tmp_path,
-        f"torchrun --standalone --nproc_per_node 1 {flags} train.py",
+        f"torchrun --log_dir logs --standalone --nproc_per_node 1 {flags} train.py",
         TASKD_PROCESS_ENABLE="off",
     )
 
@@ -168,7 +168,7 @@ def test_a_preload_that_does_not_exist_costs_a_line(patched: OwnTorch, tmp_path:
     """The seeds' libmspti is not here: the launcher drops it for the processes that it starts."""
     block = f"""{SEED_BLOCK}
 export LD_PRELOAD=/usr/local/Ascend/cann/lib64/libmspti.so:$LD_PRELOAD
-torchrun --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 \\
+torchrun --log_dir logs --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 \\
     --master_port $((TASKD_MANAGER_PORT - 1)) train.py"""
     done = run_block(patched, tmp_path, block)
 

@@ -34,7 +34,15 @@ def test_workers_get_torchruns_environment(tmp_path: Path) -> None:
     script.write_text(DUMP)
     args = ["--nproc-per-node", "2", str(script), "--lr", "1e-3", "x"]
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *args],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--log-dir",
+            str(tmp_path / "logs"),
+            *args,
+        ],
         env={**os.environ, "OUT": str(tmp_path / "theirs")},
         check=True,
         capture_output=True,

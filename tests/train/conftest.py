@@ -1,6 +1,10 @@
 """What the tests of training get."""
 
+from collections.abc import Callable
+
 import pytest
+
+from tests.train.runs import DDP, STEPS, Run, read_run, train
 
 
 @pytest.fixture
@@ -8,3 +12,28 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """So that small files have several of them; the ranks of a slow test are processes with the real ones."""
     if not request.node.get_closest_marker("slow"):
         monkeypatch.setattr("taskd.train.torch.statefile.BLOCK_BYTES", 4096)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs without faults, each made once in a session: neither nodes nor pauses may change a bit."""
+    runs: dict[tuple[object, ...], Run] = {}
+
+    def run(*script_args: str, script: str = DDP, steps: int = STEPS) -> Run:
+        key = (script, steps, *script_args)
+        if key not in runs:
+            home = tmp_path_factory.mktemp("undisturbed")
+            job = train(home, *script_args, "--pause", "0", script=script, steps=steps)
+            assert [] == job.timeline()
+            found = read_run(home)
+            assert {steps} == {len(losses) for losses, _ in found.values()}
+            runs[key] = found
+        return runs[key]
+
+    return run
+
+
+@pytest.fixture
+def undisturbed(reference: Callable[..., Run]) -> Run:
+    """The usual script without faults."""
+    return reference()

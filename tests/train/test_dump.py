@@ -7,25 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.roles.harness import running
-from tests.train.test_recovery import SCRIPT, STEPS, WORLD, assert_same, read_run, train
+from tests.train.runs import Run, assert_same, read_run, start, train, write_faults
 
 pytestmark = pytest.mark.slow
-
-FLAGS = ("--nproc-per-node", str(WORLD), "--spares", "2")
-Run = dict[int, tuple[dict[int, str], str]]
-
-
-def script(home: Path, *more: str) -> tuple[str, ...]:
-    return (SCRIPT, "--out", str(home), "--steps", str(STEPS), *more)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same command without faults."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    train(home)
-    return read_run(home)
 
 
 def last_step(home: Path) -> int:
@@ -37,7 +21,7 @@ def last_step(home: Path) -> int:
 def test_a_job_that_gets_sigterm_goes_on_later(tmp_path: Path, undisturbed: Run) -> None:
     """The state of the last step is written; the next job computes none again and ends with the same bits."""
     dumps = tmp_path / "dumps"
-    with running(tmp_path, *FLAGS, "--dump-dir", str(dumps), *script(tmp_path, "--pause", "0.1")) as job:
+    with start(tmp_path, "--pause", "0.1", flags=("--dump-dir", str(dumps))) as job:
         job.at_step(5)
         os.kill(job.process.pid, signal.SIGTERM)
         assert 143 == job.wait(90), job.err
@@ -47,16 +31,14 @@ def test_a_job_that_gets_sigterm_goes_on_later(tmp_path: Path, undisturbed: Run)
     assert f"step-{last_step(tmp_path) + 1:08d}" == dump.name
     assert str(dump) in incident["outcome"]
 
-    with running(tmp_path, *FLAGS, "--resume", str(dumps), *script(tmp_path)) as job:
-        assert 0 == job.wait(90), job.err
+    train(tmp_path, flags=("--resume", str(dumps)))
     assert undisturbed == read_run(tmp_path)
 
 
 def test_a_fault_that_cannot_be_recovered_restarts_from_its_dump(tmp_path: Path, undisturbed: Run) -> None:
     """Without recover-in-place a killed rank costs a restart of all, but no step."""
-    faults = tmp_path / "faults.jsonl"
-    faults.write_text('{"step": 8, "rank": 1, "kind": "kill"}\n')
-    job = train(tmp_path, flags=("--recover-strategy", "dump,exit", "--faults", str(faults)))
+    faults = write_faults(tmp_path, {"step": 8, "rank": 1, "kind": "kill"})
+    job = train(tmp_path, flags=("--recover-strategy", "dump,exit", *faults))
 
     assert ["dump", "restart"] == [incident["strategy"] for incident in job.timeline()]
     assert_same(undisturbed, tmp_path, (1,))
@@ -65,7 +47,7 @@ def test_a_fault_that_cannot_be_recovered_restarts_from_its_dump(tmp_path: Path,
 def test_a_dump_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     """A directory that is a file: the job ends all the same, and the timeline has the reason."""
     blocked = tmp_path / "blocked"
-    with running(tmp_path, *FLAGS, "--dump-dir", str(blocked), *script(tmp_path, "--pause", "0.1")) as job:
+    with start(tmp_path, "--pause", "0.1", flags=("--dump-dir", str(blocked))) as job:
         job.at_step(5)
         blocked.write_text("in the way")
         os.kill(job.process.pid, signal.SIGTERM)
@@ -79,7 +61,7 @@ def test_a_dump_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 def test_a_run_resumes_from_its_checkpoints(tmp_path: Path, undisturbed: Run) -> None:
     """``job.checkpoint``: the whole job is killed, and the next one goes on from the newest whole one."""
     saves = tmp_path / "saves"
-    with running(tmp_path, *FLAGS, *script(tmp_path, "--pause", "0.2", "--checkpoint", f"{saves}:4")) as job:
+    with start(tmp_path, "--pause", "0.2", "--checkpoint", f"{saves}:4") as job:
         job.at_step(9)
         os.kill(job.process.pid, signal.SIGKILL)
     names = sorted(path.name for path in saves.iterdir() if not path.name.startswith("."))
@@ -92,8 +74,7 @@ def test_a_run_resumes_from_its_checkpoints(tmp_path: Path, undisturbed: Run) ->
         damaged.write_bytes(damaged.read_bytes()[:-100] + bytes(100))
     for ledger in tmp_path.glob("ledger-*"):
         ledger.unlink()
-    with running(tmp_path, *FLAGS, *script(tmp_path, "--checkpoint", f"{saves}:4")) as again:
-        assert 0 == again.wait(90), again.err
+    train(tmp_path, "--checkpoint", f"{saves}:4")
 
     run = read_run(tmp_path)
     begun = {min(losses) for losses, _ in run.values()}
@@ -108,6 +89,6 @@ def test_nothing_to_resume_from_is_an_error(tmp_path: Path) -> None:
     """Instead of beginning at the beginning unasked."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    with running(tmp_path, *FLAGS, "--max-restarts", "0", "--resume", str(empty), *script(tmp_path)) as job:
+    with start(tmp_path, flags=("--max-restarts", "0", "--resume", str(empty))) as job:
         assert 0 != job.wait(90)
     assert "there is no checkpoint in" in job.err

@@ -4,29 +4,32 @@ import contextlib
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.roles.harness import RunningJob, running
-from tests.train.test_recovery import SCRIPT, STEPS, WORLD, assert_same, pids_of, read_run, train
+from tests.roles.harness import RunningJob, eventually, running
+from tests.train.runs import (
+    TWO_NODES,
+    WORLD,
+    Run,
+    assert_same,
+    count_processes,
+    finish,
+    read_run,
+    start,
+    train,
+    write_faults,
+)
 
 pytestmark = pytest.mark.slow
 
-Run = dict[int, tuple[dict[int, str], str]]
 HANGING = ("--hang-floor", "2", "--hang-ceiling", "60")
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same command without faults."""
-    home = tmp_path_factory.mktemp("calm")
-    train(home)
-    return read_run(home)
-
-
-def assert_recovered(calm: Run, job: RunningJob, *replaced: int) -> list[dict[str, Any]]:
+def assert_recovered(undisturbed: Run, job: RunningJob, *replaced: int) -> list[dict[str, Any]]:
     """See that only these ranks have another process, and that no bit differs; returns the incidents.
 
     A rank that gloo does not let out of a broken collective (its wait for a send is not woken, once in some
@@ -35,93 +38,86 @@ def assert_recovered(calm: Run, job: RunningJob, *replaced: int) -> list[dict[st
     incidents = job.timeline()
     stuck = [each for each in incidents if "did not come out of" in each["what"]]
     gone = [*replaced, *(each["rank"] for each in stuck)]
-    assert_same(calm, job.home, tuple(each["rank"] for each in stuck))
-    assert [1 + gone.count(rank) for rank in range(WORLD)] == [
-        len(pids_of(job.home, rank)) for rank in range(WORLD)
-    ]
+    assert_same(undisturbed, job.home, tuple(each["rank"] for each in stuck))
+    assert [1 + gone.count(rank) for rank in range(WORLD)] == count_processes(job.home)
     return [each for each in incidents if each not in stuck]
 
 
 # --- hangs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "rank"), [("sleep", 2), ("spin", 0)])
-def test_a_rank_that_does_nothing_is_named_and_replaced(
-    tmp_path: Path, calm: Run, how: str, rank: int
-) -> None:
-    """It sleeps, or spins, for ever: rank, time, call and stack are told; the bits are the same."""
-    job = train(tmp_path, "--hang", f"{how}:{rank}:8", flags=HANGING)
+def test_a_rank_that_does_nothing_is_named_and_replaced(tmp_path: Path, undisturbed: Run) -> None:
+    """One sleeps for ever, later one spins: rank, time, call and stack are told; the bits are the same."""
+    hanging = {2: "sleep", 0: "spin"}
+    plans = ("--hang", "sleep:2:6", "--hang", "spin:0:12")
+    job = train(tmp_path, *plans, flags=HANGING)
 
-    (incident,) = assert_recovered(calm, job, rank)
-    assert ("hang", rank, "recover-in-place") == (incident["kind"], incident["rank"], incident["strategy"])
-    assert f"rank {rank} (node 0" in incident["what"]
-    assert "hangs: it did nothing for" in incident["what"]
-    assert f"in step 8, in {how}_for_ever (ddp_job.py:" in incident["what"]
-    assert f"in {how}_for_ever" in incident["stack"]
-    kept = Path(incident["what"].split("stack in ")[1].split(";")[0])
-    assert "training thread" in kept.read_text()
-    assert f"in {how}_for_ever" in kept.read_text()
-    assert incident["phases_ms"]["detect"] >= 2000.0
+    incidents = assert_recovered(undisturbed, job, *hanging)
+    assert list(hanging) == [incident["rank"] for incident in incidents]
+    for incident, step in zip(incidents, (6, 12), strict=True):
+        rank = incident["rank"]
+        call = f"{hanging[rank]}_for_ever"
+        assert ("hang", "recover-in-place") == (incident["kind"], incident["strategy"])
+        assert f"rank {rank} (node 0" in incident["what"]
+        assert "hangs: it did nothing for" in incident["what"]
+        assert f"in step {step}, in {call} (ddp_job.py:" in incident["what"]
+        assert f"in {call}" in incident["stack"]
+        kept = Path(incident["what"].split("stack in ")[1].split(";")[0])
+        assert "training thread" in kept.read_text()
+        assert f"in {call}" in kept.read_text()
+        assert incident["phases_ms"]["detect"] >= 2000.0
 
 
-def test_a_hang_is_found_across_nodes(tmp_path: Path, calm: Run) -> None:
+def test_a_hang_is_found_across_nodes(tmp_path: Path, undisturbed: Run) -> None:
     """One rank of another node hangs, so no node alone can tell; the manager compares them all."""
-    flags = ("--nproc-per-node", "2", "--local-nodes", "2", "--spares", "1", *HANGING)
-    with running(
-        tmp_path, *flags, *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--hang", "sleep:3:8")
-    ) as job:
-        assert 0 == job.wait(90), job.err
+    job = train(tmp_path, "--hang", "sleep:3:8", nodes=TWO_NODES, flags=HANGING)
 
-    (incident,) = assert_recovered(calm, job, 3)
+    (incident,) = assert_recovered(undisturbed, job, 3)
     assert ("hang", 3) == (incident["kind"], incident["rank"])
 
 
-def test_all_ranks_in_a_collective_are_tried_again(tmp_path: Path, calm: Run) -> None:
+def test_all_ranks_in_a_collective_are_tried_again(tmp_path: Path, undisturbed: Run) -> None:
     """Nobody is behind: the collective has failed, and the same processes repeat the step."""
     job = train(tmp_path, "--hang", "recv:-1:8", flags=HANGING)
 
-    (incident,) = assert_recovered(calm, job)
+    (incident,) = assert_recovered(undisturbed, job)
     assert ("network", "retry") == (incident["kind"], incident["strategy"])
     assert f"all {WORLD} ranks wait in a collective of step 8" in incident["what"]
     assert "wait_for_nothing" in incident["stack"]
 
 
-def test_a_stopped_rank_is_described_by_what_the_kernel_says(tmp_path: Path, calm: Run) -> None:
+def test_a_stopped_rank_is_described_by_what_the_kernel_says(tmp_path: Path, undisturbed: Run) -> None:
     """It cannot speak for itself; once it is replaced, continuing it has no effect."""
-    with running(
-        tmp_path,
-        *("--nproc-per-node", str(WORLD), "--spares", "2"),
-        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.1"),
-    ) as job:
+    with start(tmp_path, "--pause", "0.1") as job:
         pid = job.at_step(5)["ranks"][3]["pid"]
         os.kill(pid, signal.SIGSTOP)
         job.past_generation(1)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        assert 0 == job.wait(90), job.err
+        finish(job)
 
-    assert_same(calm, tmp_path, (3,))
+    assert_same(undisturbed, tmp_path, (3,))
     (incident,) = job.timeline()
     assert "was stopped for" in incident["what"]
     assert "by a signal" in incident["what"]
     assert "stopped by a signal" in incident["stack"]
 
 
-def test_a_rank_whose_interpreter_is_locked_is_named(tmp_path: Path, calm: Run) -> None:
+def test_a_rank_whose_interpreter_is_locked_is_named(tmp_path: Path, undisturbed: Run) -> None:
     """It cannot answer while all others can: that is an answer too."""
     job = train(tmp_path, "--hang", "lock:1:8", flags=HANGING)
 
-    (incident,) = assert_recovered(calm, job, 1)
+    (incident,) = assert_recovered(undisturbed, job, 1)
     assert ("hang", 1) == (incident["kind"], incident["rank"])
     assert "its process does not answer" in incident["what"]
     assert "thread" in incident["stack"]
 
 
-def test_a_rank_that_does_not_come_out_to_recover_is_named(tmp_path: Path, calm: Run) -> None:
+def test_a_rank_that_does_not_come_out_to_recover_is_named(tmp_path: Path, undisturbed: Run) -> None:
     """One rank dies while another one hangs: the second cannot be interrupted, ends itself and says where."""
     job = train(tmp_path, "--die", "before:1:8", "--hang", "sleep:2:8")
 
-    assert_recovered(calm, job, 1)
+    assert_recovered(undisturbed, job, 1)
     (told,) = (each for each in job.timeline() if each["rank"] == 2)
     assert "did not come out of sleep_for_ever (ddp_job.py:" in told["what"]
     assert "in sleep_for_ever" in told["stack"]
@@ -129,11 +125,9 @@ def test_a_rank_that_does_not_come_out_to_recover_is_named(tmp_path: Path, calm:
 
 def test_a_hang_that_comes_back_ends_the_job(tmp_path: Path) -> None:
     """The same rank, step and call three times is the program's own."""
-    with running(
-        tmp_path,
-        *("--nproc-per-node", "2", "--spares", "1", "--hang-floor", "1"),
-        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--hang", "sleep:1:5", "--hang-again"),
-    ) as job:
+    two = ("--nproc-per-node", "2", "--spares", "1")
+    hanging = ("--hang", "sleep:1:5", "--hang-again")
+    with start(tmp_path, *hanging, nodes=two, flags=("--hang-floor", "1")) as job:
         assert 137 == job.wait(90), job.err
 
     assert "3 times in a row" in job.err
@@ -142,72 +136,69 @@ def test_a_hang_that_comes_back_ends_the_job(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_between_two_steps_is_no_hang(tmp_path: Path, calm: Run) -> None:
+def test_a_checkpoint_between_two_steps_is_no_hang(tmp_path: Path, undisturbed: Run) -> None:
     """Rank 0 saves for many times as long as a step may take, and the others wait for it in the next one."""
     job = train(tmp_path, "--save", "9:6", flags=("--hang-floor", "1"))
 
-    assert calm == read_run(tmp_path)
+    assert undisturbed == read_run(tmp_path)
     assert [] == job.timeline()
 
 
 # --- memory errors and the network -------------------------------------------------------------------------
 
 
-def schedule(home: Path, *faults: dict[str, object]) -> tuple[str, str]:
-    """Write a schedule; returns the flags that use it."""
-    file = home / "faults.jsonl"
-    file.write_text("".join(json.dumps(fault) + "\n" for fault in faults))
-    return "--faults", str(file)
+def test_damaged_memory_is_repaired_from_a_replica(tmp_path: Path, undisturbed: Run) -> None:
+    """uce, of one rank, of the first one, of two at once: tensors are really overwritten.
 
+    The processes stay, and the bits are the same.
+    """
+    damaged = [(5, 2), (9, 0), (13, 1), (13, 3)]
+    faults = [{"step": step, "rank": rank, "kind": "uce"} for step, rank in damaged]
+    job = train(tmp_path, flags=write_faults(tmp_path, *faults))
 
-@pytest.mark.parametrize("ranks", [(2,), (0,), (1, 3)])
-def test_damaged_memory_is_repaired_from_a_replica(tmp_path: Path, calm: Run, ranks: tuple[int, ...]) -> None:
-    """uce: tensors are really overwritten; the processes stay, and the bits are the same."""
-    faults = [{"step": 8, "rank": rank, "kind": "uce"} for rank in ranks]
-    job = train(tmp_path, flags=schedule(tmp_path, *faults))
-
-    incident = assert_recovered(calm, job)[0]
-    assert ("uce", "retry") == (incident["kind"], incident["strategy"])
-    assert "and state optimizer.exp_avg overwritten" in incident["what"]
+    incidents = assert_recovered(undisturbed, job)
+    assert [(5, 2), (9, 0)] == [(each["step"], each["rank"]) for each in incidents[:2]]
+    assert {("uce", "retry")} == {(each["kind"], each["strategy"]) for each in incidents[:3]}
+    assert {1, 3} >= {each["rank"] for each in incidents[2:]}
+    for incident in incidents[:3]:
+        assert "and state optimizer.exp_avg overwritten" in incident["what"]
     assert "recovered" == job.timeline()[-1]["outcome"]
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_broken_network_is_made_anew(tmp_path: Path, calm: Run, rank: int) -> None:
+def test_a_broken_network_is_made_anew(tmp_path: Path, undisturbed: Run) -> None:
     """network: connections break without a death; the processes stay, the bits are the same."""
-    job = train(tmp_path, flags=schedule(tmp_path, {"step": 8, "rank": rank, "kind": "network"}))
+    faults = [{"step": step, "rank": rank, "kind": "network"} for step, rank in ((6, 0), (12, 3))]
+    job = train(tmp_path, flags=write_faults(tmp_path, *faults))
 
-    (incident,) = assert_recovered(calm, job)
-    assert ("network", "retry") == (incident["kind"], incident["strategy"])
+    incidents = assert_recovered(undisturbed, job)
+    assert [("network", "retry")] * 2 == [(each["kind"], each["strategy"]) for each in incidents]
 
 
-@pytest.mark.parametrize("kind", ["uce", "network", "raise"])
-def test_injected_from_the_command_line(tmp_path: Path, calm: Run, kind: str) -> None:
+def test_injected_from_the_command_line(tmp_path: Path, undisturbed: Run) -> None:
     """``taskd inject`` does the same to a running job."""
-    with running(
-        tmp_path,
-        *("--nproc-per-node", str(WORLD), "--spares", "2"),
-        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS), "--pause", "0.15"),
-    ) as job:
-        job.at_step(3)
-        assert "rank 2 is armed" in job.cli("inject", kind, "job", "--rank", "2").stdout
-        assert 0 == job.wait(90), job.err
+    kinds = {"uce": "uce", "network": "network", "raise": "step"}
+    with start(tmp_path, "--pause", "0.4") as job:
+        job.at_step(2)
+        for count, kind in enumerate(kinds, 1):
+            assert "rank 2 is armed" in job.cli("inject", kind, "job", "--rank", "2").stdout
+            eventually(partial(has_recovered, job, count), f"the recovery from {kind}")
+        finish(job)
 
-    incidents = assert_recovered(calm, job)
-    assert ["step" if kind == "raise" else kind] == [each["kind"] for each in incidents]
+    incidents = assert_recovered(undisturbed, job)
+    assert list(kinds.values()) == [each["kind"] for each in incidents]
 
 
-def test_s3_13_memory_errors_by_the_reference_s_variable(tmp_path: Path, calm: Run) -> None:
+def has_recovered(job: RunningJob, count: int) -> bool:
+    """Tell whether so many incidents are over."""
+    outcomes = [each["outcome"] for each in job.timeline()]
+    return len(outcomes) >= count and "recovered" == outcomes[-1]
+
+
+def test_s3_13_memory_errors_by_the_reference_s_variable(tmp_path: Path, undisturbed: Run) -> None:
     """RAISE_UCE_ERROR_STEP_AND_RANK="{5:1,11:0}": at step 5 rank 1, at step 11 rank 0."""
-    with running(
-        tmp_path,
-        *("--nproc-per-node", str(WORLD), "--spares", "2"),
-        *(SCRIPT, "--out", str(tmp_path), "--steps", str(STEPS)),
-        env={"RAISE_UCE_ERROR_STEP_AND_RANK": "{5:1,11:0}"},
-    ) as job:
-        assert 0 == job.wait(90), job.err
+    job = train(tmp_path, env={"RAISE_UCE_ERROR_STEP_AND_RANK": "{5:1,11:0}"})
 
-    incidents = assert_recovered(calm, job)
+    incidents = assert_recovered(undisturbed, job)
     assert [("uce", 1), ("uce", 0)] == [(each["kind"], each["rank"]) for each in incidents]
 
 
@@ -263,7 +254,6 @@ def shown(home: Path, script: str, *flags: str, env: dict[str, str]) -> list[str
             {"HCCL_OP_RETRY_ENABLE": "L0:0, L1:1, L2:1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
             ["L0:0, L1:1, L2:1", "0", "3"],
         ),
-        ("keeps", (), {"HCCL_ASYNC_ERROR_HANDLING": "2"}, [None, "2", "0"]),
     ],
 )
 def test_s3_9_s3_10_what_the_collective_library_is_told(

@@ -8,55 +8,38 @@ from typing import Any
 
 import pytest
 
-from tests.roles.harness import RunningJob, eventually, running
-from tests.train.test_recovery import SCRIPT, assert_same, pids_of, read_run
+from tests.roles.harness import RunningJob, eventually
+from tests.train.runs import TWO_NODES, Run, assert_same, count_processes, finish, start
 
 pytestmark = pytest.mark.slow
 
-STEPS = 30
-NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "1")
 
-Run = dict[int, tuple[dict[int, str], str]]
+Fault = Callable[[RunningJob, dict[str, Any]], object]
 
 
-def train(home: Path, fault: Callable[[RunningJob], object], *flags: str) -> RunningJob:
+def train(home: Path, fault: Fault, *flags: str) -> RunningJob:
     """Run the job on two local nodes, with a fault at step 5."""
-    home.mkdir(exist_ok=True)
-    script = (SCRIPT, "--out", str(home), "--steps", str(STEPS), "--pause", "0.05")
-    with running(home, *NODES, *flags, *script) as job:
-        fault(job)
-        assert 0 == job.wait(120), job.err
+    with start(home, "--pause", "0.15", nodes=TWO_NODES, flags=flags) as job:
+        before = job.at_step(5)
+        fault(job, before)
+        job.past_generation(before["generation"])
+        finish(job)
     return job
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same command without faults."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    train(home, lambda _: None)
-    return read_run(home)
-
-
-def lose(job: RunningJob, node: int) -> dict[str, Any]:
+def lose(node: int) -> Fault:
     """Take a node away, with its processes, its memory and its files."""
-    status = job.at_step(5)
-    job.cli("inject", "kill", "--node", str(node))
-    return status
-
-
-def processes(home: Path) -> list[int]:
-    """Return how many processes each rank had."""
-    return [len(pids_of(home, rank)) for rank in range(4)]
+    return lambda job, _: job.cli("inject", "kill", "--node", str(node))
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_lost_node_comes_up_on_a_spare_one(tmp_path: Path, undisturbed: Run, node: int) -> None:
     """Its ranks get their state from replicas and what was theirs alone from their buddies."""
-    job = train(tmp_path, lambda job: lose(job, node), "--spare-nodes", "1")
+    job = train(tmp_path, lose(node), "--spare-nodes", "1")
 
     lost = (2 * node, 2 * node + 1)
     assert_same(undisturbed, tmp_path, lost)
-    assert [2 if rank in lost else 1 for rank in range(4)] == processes(tmp_path)
+    assert [2 if rank in lost else 1 for rank in range(4)] == count_processes(tmp_path)
     (incident,) = job.timeline()
     assert ("recover", "recovered") == (incident["strategy"], incident["outcome"])
     assert "replaced on node spare0" in incident["reason"]
@@ -64,31 +47,30 @@ def test_a_lost_node_comes_up_on_a_spare_one(tmp_path: Path, undisturbed: Run, n
 
 def test_without_a_spare_the_survivors_wait_for_the_node(tmp_path: Path, undisturbed: Run) -> None:
     """The launcher starts its agent again, its memory is gone, and still nothing is lost."""
-    job = train(tmp_path, lambda job: lose(job, 1))
+    job = train(tmp_path, lose(1))
 
     assert_same(undisturbed, tmp_path, (2, 3))
-    assert [1, 1, 2, 2] == processes(tmp_path)
+    assert [1, 1, 2, 2] == count_processes(tmp_path)
     assert ["recover-in-place"] == [incident["strategy"] for incident in job.timeline()]
 
 
 def test_a_killed_agent_costs_only_its_own_ranks(tmp_path: Path, undisturbed: Run) -> None:
     """Its ranks end with it and are made again by the next agent; all others keep their processes."""
 
-    def kill(job: RunningJob) -> None:
-        agents = {node["node"]: node["agent_pid"] for node in job.at_step(5)["nodes"]}
+    def kill(_job: RunningJob, status: dict[str, Any]) -> None:
+        agents = {node["node"]: node["agent_pid"] for node in status["nodes"]}
         os.kill(agents["0"], signal.SIGKILL)
 
     train(tmp_path, kill)
 
     assert_same(undisturbed, tmp_path, (0, 1))
-    assert [2, 2, 1, 1] == processes(tmp_path)
+    assert [2, 2, 1, 1] == count_processes(tmp_path)
 
 
 def test_a_node_is_lost_during_a_recovery_and_the_manager_with_it(tmp_path: Path, undisturbed: Run) -> None:
     """A rank of one node, the other node and the manager at once: the next manager finds its way."""
 
-    def kill(job: RunningJob) -> None:
-        status = job.at_step(5)
+    def kill(job: RunningJob, status: dict[str, Any]) -> None:
         os.kill(status["ranks"][0]["pid"], signal.SIGKILL)
         job.cli("inject", "kill", "--node", "1")
         os.kill(status["manager_pid"], signal.SIGKILL)
@@ -97,4 +79,4 @@ def test_a_node_is_lost_during_a_recovery_and_the_manager_with_it(tmp_path: Path
     train(tmp_path, kill, "--spare-nodes", "1")
 
     assert_same(undisturbed, tmp_path, (0, 2, 3))
-    assert 1 == processes(tmp_path)[1]
+    assert 1 == count_processes(tmp_path)[1]

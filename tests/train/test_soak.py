@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -18,27 +17,18 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.roles.harness import RunningJob, eventually, running
-from tests.train.test_recovery import SCRIPT
+from tests.roles.harness import RunningJob, eventually
+from tests.train.runs import Run, assert_same, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 FAULTS = int(os.environ.get("TASKD_SOAK", "12"))
 SEED = int(os.environ.get("TASKD_SEED", "1"))
 CALM_STEPS = (6, 14)  # between two faults
-STEPS = 40 + FAULTS * 60  # a fault and the calm after it take a second or two
+STEPS = 40 + FAULTS * 30  # a fault and the calm after it take a second or two
 NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "2", "--spare-nodes", "1")
 # How far counts of descriptors and threads may differ between two moments of a healthy process.
 ROOM = 20
-
-
-def run_job(home: Path, faults: Callable[[RunningJob], None]) -> RunningJob:
-    home.mkdir(exist_ok=True)
-    script = (SCRIPT, "--out", str(home), "--steps", str(STEPS), "--pause", "0.02")
-    with running(home, *NODES, *script) as job:
-        faults(job)
-        assert 0 == job.wait(60 + 2 * STEPS), job.err[-4000:]
-    return job
 
 
 class Vandal:
@@ -135,20 +125,6 @@ class Vandal:
                 self.deaths[rank["rank"]] += 1
 
 
-def read_ledgers(home: Path) -> dict[int, dict[int, str]]:
-    """Return every rank's losses; steps that do not grow fail here."""
-    found: dict[int, dict[int, str]] = {}
-    for rank in range(4):
-        found[rank] = {}
-        last = -1
-        for line in (home / f"ledger-{rank}.jsonl").read_text().splitlines():
-            entry = json.loads(line)
-            assert last < entry["step"], f"rank {rank}: step {entry['step']} after {last}"
-            last = entry["step"]
-            found[rank][last] = entry["loss"]
-    return found
-
-
 def sizes(pids: list[int]) -> dict[int, tuple[int, int]]:
     """Return how many descriptors and threads living processes have."""
     found: dict[int, tuple[int, int]] = {}
@@ -161,10 +137,11 @@ def sizes(pids: list[int]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def test_a_long_run_under_random_faults_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_long_run_under_random_faults_ends_with_the_same_bits(
+    tmp_path: Path, reference: Callable[..., Run]
+) -> None:
     """Steps only grow, none is lost or counts twice, and no descriptor, thread or shared memory is left."""
-    reference, home = tmp_path / "reference", tmp_path / "run"
-    run_job(reference, lambda _: None)
+    expected = reference(steps=STEPS)
     rng = random.Random(SEED)
     at_first: dict[int, tuple[int, int]] = {}
     in_the_end: dict[int, tuple[int, int]] = {}
@@ -185,17 +162,14 @@ def test_a_long_run_under_random_faults_ends_with_the_same_bits(tmp_path: Path) 
             vandal.break_something()
             at = max(rank["step"] for rank in status["ranks"]) + rng.randint(*CALM_STEPS)
 
-    job = run_job(home, faults)
+    with start(tmp_path, "--pause", "0.1", steps=STEPS, nodes=NODES) as job:
+        faults(job)
+        (tmp_path / "hurry").touch()
+        assert 0 == job.wait(60 + 2 * STEPS), job.err[-4000:]
     (vandal,) = vandals
     print(f"{len(vandal.done)} faults, {len(job.timeline())} incidents in {STEPS} steps")
     assert len(vandal.done) >= FAULTS // 2, f"the run was over too soon: {vandal.done}"
-    expected, got = read_ledgers(reference), read_ledgers(home)
-    for rank in range(4):
-        missing = set(expected[rank]) - set(got[rank])
-        assert len(missing) <= vandal.deaths[rank], f"rank {rank} lost {sorted(missing)}"
-        assert {step: loss for step, loss in expected[rank].items() if step not in missing} == got[rank]
-        name = f"digest-{rank}.txt"
-        assert (reference / name).read_text() == (home / name).read_text()
+    assert_same(expected, tmp_path, tuple(rank for rank in vandal.deaths for _ in range(vandal.deaths[rank])))
     restarts = [incident for incident in job.timeline() if incident["strategy"] == "restart"]
     assert [] == [(incident["what"], incident["reason"]) for incident in restarts]
     for pid in set(in_the_end) & set(at_first):
@@ -204,5 +178,5 @@ def test_a_long_run_under_random_faults_ends_with_the_same_bits(tmp_path: Path) 
             f"process {pid} has {fds} descriptors, {at_first[pid]} at first"
         )
         assert threads <= at_first[pid][1] + ROOM, f"process {pid} has {threads} threads"
-    left = subprocess.run(["pgrep", "-f", str(home)], capture_output=True, text=True, check=False).stdout
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False).stdout
     assert "" == left

@@ -5,37 +5,31 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.roles.harness import RunningJob, eventually, running
-from tests.train.test_recovery import SCRIPT, WORLD, assert_same, pids_of, read_run
+from tests.roles.harness import RunningJob, eventually
+from tests.train import runs
+from tests.train.runs import ONE_NODE, TWO_NODES, WORLD, Run, assert_same, count_processes, finish, pids_of
 
 pytestmark = pytest.mark.slow
 
-STEPS = 150
-ONE_NODE = ("--nproc-per-node", "4", "--spares", "2")
-TWO_NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "1", "--spare-nodes", "1")
-
-Run = dict[int, tuple[dict[int, str], str]]
+STEPS = 60
+MOVABLE = (*TWO_NODES, "--spare-nodes", "1")
 
 
-def start(home: Path, *more: str, flags: tuple[str, ...] = ONE_NODE) -> Any:
+def start(home: Path, *more: str, nodes: tuple[str, ...] = ONE_NODE) -> AbstractContextManager[RunningJob]:
     """Start the job; its steps take long enough for a process to be built beside them."""
-    home.mkdir(exist_ok=True)
-    script = (SCRIPT, "--out", str(home), "--steps", str(STEPS), "--pause", "0.05", *more)
-    return running(home, *flags, *script)
+    return runs.start(home, "--pause", "0.2", *more, steps=STEPS, nodes=nodes)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture
+def undisturbed(reference: Callable[..., Run]) -> Run:
     """The same command without a move."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    with start(home) as job:
-        assert 0 == job.wait(120), job.err
-    return read_run(home)
+    return reference(steps=STEPS)
 
 
 def begin(job: RunningJob, *what: str) -> subprocess.Popen[str]:
@@ -61,32 +55,27 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def processes(home: Path) -> list[int]:
-    """Return how many processes each rank had."""
-    return [len(pids_of(home, rank)) for rank in range(WORLD)]
-
-
 @pytest.mark.parametrize(
-    ("what", "moved", "flags"),
+    ("what", "moved", "nodes"),
     [
         ("--rank 0", (0,), ONE_NODE),
         ("--rank 2", (2,), ONE_NODE),
-        ("--node 0", (0, 1), TWO_NODES),
-        ("--node 1", (2, 3), TWO_NODES),
+        ("--node 0", (0, 1), MOVABLE),
+        ("--node 1", (2, 3), MOVABLE),
     ],
 )
 def test_a_move_costs_no_step_and_no_bit(
-    tmp_path: Path, undisturbed: Run, what: str, moved: tuple[int, ...], flags: tuple[str, ...]
+    tmp_path: Path, undisturbed: Run, what: str, moved: tuple[int, ...], nodes: tuple[str, ...]
 ) -> None:
     """Every rank did every step once, also those that were moved; all others keep their processes."""
-    with start(tmp_path, flags=flags) as job:
+    with start(tmp_path, nodes=nodes) as job:
         before = {rank["rank"]: rank for rank in job.at_step(5)["ranks"]}
         assert "moved to" in job.cli("switch", "job", *what.split()).stdout
         after = {rank["rank"]: rank for rank in job.status()["ranks"]}
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
-    assert_same(undisturbed, tmp_path, ())
-    assert [2 if rank in moved else 1 for rank in range(WORLD)] == processes(tmp_path)
+    assert_same(undisturbed, tmp_path)
+    assert [2 if rank in moved else 1 for rank in range(WORLD)] == count_processes(tmp_path)
     assert {rank: pids_of(tmp_path, rank)[-1] for rank in range(WORLD)} == {
         rank: each["pid"] for rank, each in after.items()
     }
@@ -106,10 +95,10 @@ def test_a_rank_moves_again_and_is_killed_after_that(tmp_path: Path, undisturbed
         job.cli("switch", "job", "--rank", "1")
         job.cli("switch", "job", "--rank", "1")
         os.kill(job.status()["ranks"][1]["pid"], signal.SIGKILL)
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
     assert_same(undisturbed, tmp_path, (1,))
-    assert [1, 4, 1, 1] == processes(tmp_path)
+    assert [1, 4, 1, 1] == count_processes(tmp_path)
     assert ["switched", "switched", "recovered"] == [each["outcome"] for each in job.timeline()]
 
 
@@ -119,10 +108,10 @@ def test_a_rank_moves_right_after_a_recovery(tmp_path: Path, undisturbed: Run) -
         os.kill(job.at_step(5)["ranks"][1]["pid"], signal.SIGKILL)
         eventually(lambda: [each["outcome"] for each in job.timeline()] == ["recovered"], "a recovery")
         job.cli("switch", "job", "--rank", "2")
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
     assert_same(undisturbed, tmp_path, (1,))
-    assert [1, 2, 2, 1] == processes(tmp_path)
+    assert [1, 2, 2, 1] == count_processes(tmp_path)
     assert ["recovered", "switched"] == [each["outcome"] for each in job.timeline()]
 
 
@@ -138,11 +127,11 @@ def test_a_fault_while_the_new_process_is_built_comes_first(
         os.kill(ranks[victim]["pid"], signal.SIGKILL)
         code, words = ended(asked)
         eventually(lambda: is_gone(waiting), "the end of the standby")
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
     assert (1, True) == (code, f"cancelled: rank {victim}" in words), words
     assert_same(undisturbed, tmp_path, (victim,))
-    assert [2 if rank == victim else 1 for rank in range(WORLD)] == processes(tmp_path)
+    assert [2 if rank == victim else 1 for rank in range(WORLD)] == count_processes(tmp_path)
 
 
 def test_a_standby_that_dies_is_no_fault_of_the_job(tmp_path: Path, undisturbed: Run) -> None:
@@ -154,11 +143,11 @@ def test_a_standby_that_dies_is_no_fault_of_the_job(tmp_path: Path, undisturbed:
         code, words = ended(asked)
         (tmp_path / "go").touch()
         job.cli("switch", "job", "--rank", "2")
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
     assert (1, True) == (code, "the standby of rank 2" in words), words
-    assert_same(undisturbed, tmp_path, ())
-    assert [1, 1, 2, 1] == processes(tmp_path)
+    assert_same(undisturbed, tmp_path)
+    assert [1, 1, 2, 1] == count_processes(tmp_path)
 
 
 @pytest.mark.parametrize("victim", [1, 2])
@@ -167,11 +156,11 @@ def test_a_rank_that_dies_on_its_way_out_is_replaced(tmp_path: Path, undisturbed
     with start(tmp_path, "--die-moving", str(victim)) as job:
         job.at_step(5)
         code, words = ended(begin(job, "job", "--rank", "2"))
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
     assert (1, True) == (code, "cancelled" in words), words
-    assert_same(undisturbed, tmp_path, ())
-    assert [2 if rank == victim else 1 for rank in range(WORLD)] == processes(tmp_path)
+    assert_same(undisturbed, tmp_path)
+    assert [2 if rank == victim else 1 for rank in range(WORLD)] == count_processes(tmp_path)
     assert ["hot-switch", "recover-in-place"] == [each["strategy"] for each in job.timeline()]
 
 
@@ -184,11 +173,11 @@ def test_a_new_manager_knows_of_no_move(tmp_path: Path, undisturbed: Run) -> Non
         os.kill(manager, signal.SIGKILL)
         eventually(lambda: is_gone(waiting), "the end of the standby")
         code, words = ended(asked)
-        assert 0 == job.wait(120), job.err
+        finish(job)
 
     assert (1, True) == (code, "interrupted by the end of the manager" in words), words
-    assert_same(undisturbed, tmp_path, ())
-    assert [1, 1, 1, 1] == processes(tmp_path)
+    assert_same(undisturbed, tmp_path)
+    assert [1, 1, 1, 1] == count_processes(tmp_path)
 
 
 def test_what_cannot_be_moved_is_said_at_once(tmp_path: Path) -> None:

@@ -1,28 +1,33 @@
 """Scripts with more than one process group: what they hold stays valid over a fault, to the bit."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.roles.harness import RunningJob, running
+from tests.roles.harness import RunningJob
+from tests.train import runs
+from tests.train.runs import (
+    TOPOLOGY,
+    WORLD,
+    Run,
+    assert_same,
+    count_processes,
+    read_logs,
+    read_run,
+    write_faults,
+)
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(__file__).with_name("topology_job.py"))
 STEPS = 14
-WORLD = 4
 KINDS = ["hsdp", "fsdp", "tp", "pp", "own"]
-# With a replica: in a mesh, by tensor and data, by stage and data.
+# With a replica: in a mesh, by tensor and data, by stage and data. All of it with TASKD_MATRIX=1.
 SAMPLE = [
-    ("hsdp", "before", 2),
     ("hsdp", "backward", 1),
     ("hsdp", "voted", 3),
     ("tp", "forward", 0),
-    ("tp", "backward", 3),
-    ("pp", "backward", 1),
     ("pp", "before", 2),
 ]
 MATRIX = [
@@ -33,67 +38,16 @@ MATRIX = [
 ]
 KILLS = MATRIX if os.environ.get("TASKD_MATRIX") else SAMPLE
 
-Run = dict[int, tuple[dict[int, str], str]]
-
 
 def train(kind: str, home: Path, *script_args: str, flags: tuple[str, ...] = ()) -> RunningJob:
     """Run the job to its end."""
-    home.mkdir(exist_ok=True)
-    with running(
-        home,
-        *("--nproc-per-node", str(WORLD), "--spares", "2", *flags),
-        *(SCRIPT, "--kind", kind, "--out", str(home), "--steps", str(STEPS), *script_args),
-    ) as job:
-        assert 0 == job.wait(90), job.err
-    return job
+    return runs.train(home, "--kind", kind, *script_args, script=TOPOLOGY, steps=STEPS, flags=flags)
 
 
-def read_run(home: Path) -> Run:
-    """Return the losses and the digest of each rank; a step that counts twice fails here."""
-    run = {}
-    for rank in range(WORLD):
-        losses: dict[int, str] = {}
-        for line in (home / f"ledger-{rank}.jsonl").read_text().splitlines():
-            entry = json.loads(line)
-            assert entry["step"] not in losses, f"rank {rank} did step {entry['step']} twice"
-            losses[entry["step"]] = entry["loss"]
-        run[rank] = (losses, (home / f"digest-{rank}.txt").read_text())
-    return run
-
-
-def assert_same(expected: Run, home: Path, killed: int | None) -> None:
-    """Compare with the undisturbed run; a rank that was killed after its vote takes one result along."""
-    for rank, (losses, digest) in read_run(home).items():
-        wanted, end = expected[rank]
-        missing = set(wanted) - set(losses)
-        assert len(missing) <= (rank == killed), f"rank {rank} lost {missing}"
-        assert {step: loss for step, loss in wanted.items() if step not in missing} == losses
-        assert end == digest
-
-
-def pids(home: Path) -> list[int]:
-    """Count the processes that each rank had."""
-    found = []
-    for rank in range(WORLD):
-        lines = (home / f"ledger-{rank}.jsonl").read_text().splitlines()
-        found.append(len({json.loads(line)["pid"] for line in lines}))
-    return found
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+@pytest.fixture
+def undisturbed(reference: Callable[..., Run]) -> Callable[[str], Run]:
     """The same command without faults, once for each kind."""
-    runs: dict[str, Run] = {}
-
-    def run(kind: str) -> Run:
-        if kind not in runs:
-            home = tmp_path_factory.mktemp(kind)
-            train(kind, home)
-            runs[kind] = read_run(home)
-            assert {STEPS} == {len(losses) for losses, _ in runs[kind].values()}
-        return runs[kind]
-
-    return run
+    return lambda kind: reference("--kind", kind, script=TOPOLOGY, steps=STEPS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,13 +55,12 @@ def test_a_step_that_failed_anywhere_is_repeated_to_the_same_bits(
     tmp_path: Path, undisturbed: Callable[[str], Run], kind: str
 ) -> None:
     """Errors before a step, in a forward and in a backward pass: no process changes, and no bit."""
-    faults = tmp_path / "faults.jsonl"
-    faults.write_text('{"step": 3, "rank": 2, "kind": "raise"}\n{"step": 9, "rank": 0, "kind": "raise"}\n')
+    faults = [{"step": 3, "rank": 2, "kind": "raise"}, {"step": 9, "rank": 0, "kind": "raise"}]
     failing = ("--raise", "forward:1:5", "--raise", "backward:3:7", "--raise", "backward:0:11")
-    job = train(kind, tmp_path, *failing, flags=("--faults", str(faults)))
+    job = train(kind, tmp_path, *failing, flags=write_faults(tmp_path, *faults))
 
     assert undisturbed(kind) == read_run(tmp_path)
-    assert [1] * WORLD == pids(tmp_path)
+    assert [1] * WORLD == count_processes(tmp_path)
     assert {"retry"} == {incident["strategy"] for incident in job.timeline()}
 
 
@@ -119,8 +72,8 @@ def test_a_killed_rank_gets_its_part_from_its_replica(
     train(kind, tmp_path, "--die", f"{point}:{rank}:6")
 
     counted = point in ("voted", "updated") or kind == "fsdp"
-    assert_same(undisturbed(kind), tmp_path, rank if counted else None)
-    assert [2 if each == rank else 1 for each in range(WORLD)] == pids(tmp_path)
+    assert_same(undisturbed(kind), tmp_path, (rank,) if counted else ())
+    assert [2 if each == rank else 1 for each in range(WORLD)] == count_processes(tmp_path)
 
 
 def test_without_a_replica_a_rank_comes_back_from_its_snapshot(
@@ -129,8 +82,8 @@ def test_without_a_replica_a_rank_comes_back_from_its_snapshot(
     """Plain FSDP: the part of a killed rank is only in its node's shared memory."""
     train("fsdp", tmp_path, "--die", "backward:1:6")
 
-    assert_same(undisturbed("fsdp"), tmp_path, 1)
-    assert [1, 2, 1, 1] == pids(tmp_path)
+    assert_same(undisturbed("fsdp"), tmp_path, (1,))
+    assert [1, 2, 1, 1] == count_processes(tmp_path)
 
 
 def test_a_damaged_snapshot_is_noticed_and_the_one_before_is_used(
@@ -139,9 +92,8 @@ def test_a_damaged_snapshot_is_noticed_and_the_one_before_is_used(
     """All go one step back to their own snapshots of it; the step that is computed again counts once."""
     job = train("fsdp", tmp_path, "--corrupt", "1:6")
 
-    assert_same(undisturbed("fsdp"), tmp_path, 1)
-    logs = "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
-    assert "another source is looked for" in logs + job.err
+    assert_same(undisturbed("fsdp"), tmp_path, (1,))
+    assert "another source is looked for" in read_logs(tmp_path) + job.err
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -155,8 +107,8 @@ def test_a_group_of_the_scripts_own_survives_a_kill(
     """
     job = train("own", tmp_path, "--die", f"backward:{rank}:6")
 
-    assert_same(undisturbed("own"), tmp_path, None)
-    assert [2 if each == rank else 1 for each in range(WORLD)] == pids(tmp_path)
+    assert_same(undisturbed("own"), tmp_path)
+    assert [2 if each == rank else 1 for each in range(WORLD)] == count_processes(tmp_path)
     agreed = {path.read_text() for path in tmp_path.glob("seed-*.txt")}
     assert rank == 0 or len(agreed) == 1, f"the replacement has another seed or name: {agreed}"
     assert WORLD + 1 == len(list(tmp_path.glob("seed-*.txt")))

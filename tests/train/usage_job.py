@@ -7,6 +7,7 @@ sampler, whose augmentation draws random numbers.
 """
 
 import argparse
+import atexit
 import json
 import os
 import signal
@@ -149,3 +150,5 @@ final = (
     digest({"model": model, "other": other}) + digest({"optimizer": optimizer})[: 64 * (args.kind != "zero")]
 )
 (args.out / f"digest-{job.rank}.txt").write_text(final)
+atexit._run_exitfuncs()
+os._exit(0)  # torch takes a second to leave an interpreter, and nothing here is about that

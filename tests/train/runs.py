@@ -17,6 +17,7 @@ USAGE = str(HERE / "usage_job.py")
 
 WORLD = 4
 STEPS = 20
+MANY_STEPS = 60  # where commands are given one after the other while it trains
 ONE_NODE = ("--nproc-per-node", "4", "--spares", "2")
 TWO_NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "1")
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.roles.harness import RunningJob, eventually, running
 from tests.train.runs import (
+    MANY_STEPS,
     TWO_NODES,
     WORLD,
     Run,
@@ -174,17 +176,17 @@ def test_a_broken_network_is_made_anew(tmp_path: Path, undisturbed: Run) -> None
     assert [("network", "retry")] * 2 == [(each["kind"], each["strategy"]) for each in incidents]
 
 
-def test_injected_from_the_command_line(tmp_path: Path, undisturbed: Run) -> None:
+def test_injected_from_the_command_line(tmp_path: Path, reference: Callable[..., Run]) -> None:
     """``taskd inject`` does the same to a running job."""
     kinds = {"uce": "uce", "network": "network", "raise": "step"}
-    with start(tmp_path, "--pause", "0.4") as job:
+    with start(tmp_path, "--pause", "0.3", steps=MANY_STEPS) as job:
         job.at_step(2)
         for count, kind in enumerate(kinds, 1):
             assert "rank 2 is armed" in job.cli("inject", kind, "job", "--rank", "2").stdout
             eventually(partial(has_recovered, job, count), f"the recovery from {kind}")
         finish(job)
 
-    incidents = assert_recovered(undisturbed, job)
+    incidents = assert_recovered(reference(steps=MANY_STEPS), job)
     assert list(kinds.values()) == [each["kind"] for each in incidents]
 
 

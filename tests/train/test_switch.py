@@ -13,23 +13,32 @@ import pytest
 
 from tests.roles.harness import RunningJob, eventually
 from tests.train import runs
-from tests.train.runs import ONE_NODE, TWO_NODES, WORLD, Run, assert_same, count_processes, finish, pids_of
+from tests.train.runs import (
+    MANY_STEPS,
+    ONE_NODE,
+    TWO_NODES,
+    WORLD,
+    Run,
+    assert_same,
+    count_processes,
+    finish,
+    pids_of,
+)
 
 pytestmark = pytest.mark.slow
 
-STEPS = 60
 MOVABLE = (*TWO_NODES, "--spare-nodes", "1")
 
 
 def start(home: Path, *more: str, nodes: tuple[str, ...] = ONE_NODE) -> AbstractContextManager[RunningJob]:
     """Start the job; its steps take long enough for a process to be built beside them."""
-    return runs.start(home, "--pause", "0.2", *more, steps=STEPS, nodes=nodes)
+    return runs.start(home, "--pause", "0.2", *more, steps=MANY_STEPS, nodes=nodes)
 
 
 @pytest.fixture
 def undisturbed(reference: Callable[..., Run]) -> Run:
     """The same command without a move."""
-    return reference(steps=STEPS)
+    return reference(steps=MANY_STEPS)
 
 
 def begin(job: RunningJob, *what: str) -> subprocess.Popen[str]:

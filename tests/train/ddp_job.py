@@ -1,6 +1,6 @@
 """A small DDP run for recovery tests: dropout, batch norm, clipping, a scheduler, several buckets.
 
-It writes every committed step to a ledger. ``--die POINT:RANK:STEP`` makes one rank kill itself at a point
+It writes every committed step to a ledger. ``--die POINT:RANK:STEP`` lets one rank be killed at a point
 inside a step, in the first process of that rank only; ``--hang HOW:RANK:STEP`` makes it do nothing for ever.
 """
 
@@ -56,10 +56,16 @@ if os.environ.get("TASKD_STANDBY") == "1":
         time.sleep(0.02)
 
 
+def be_killed() -> None:
+    """Mark the place and wait here for the test, which kills from outside."""
+    (args.out / f"doomed-{os.getpid()}").touch()
+    time.sleep(3600)
+
+
 def die_at(point: str) -> None:
     """Be killed here, if this is the place."""
     if (point, at_step) in deaths:
-        os.kill(os.getpid(), signal.SIGKILL)
+        be_killed()
 
 
 def sleep_for_ever() -> None:
@@ -183,7 +189,7 @@ for done, value in job.steps(train_step, until=args.steps):
         entry = {"step": done, "loss": value.hex(), "pid": os.getpid(), "at": time.monotonic()}
         file.write(json.dumps(entry) + "\n")
     if args.die_moving == job.rank and getattr(job, "_engine")._moving:  # noqa: B009 - no user sees it
-        os.kill(os.getpid(), signal.SIGKILL)
+        be_killed()
 (args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))
 atexit._run_exitfuncs()
 os._exit(0)  # torch takes a second to leave an interpreter, and nothing here is about that

@@ -21,6 +21,7 @@ from taskd.train.torch.exchange import digest
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--stop", default="")
 parser.add_argument("--busy", default="")
 parser.add_argument("--destroy", action="store_true", help="destroy the process group after the loop")

@@ -5,7 +5,11 @@ A run's cost is its start, some eight seconds of processor time, so undisturbed 
 """
 
 import json
-from contextlib import AbstractContextManager
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.roles.harness import RunningJob, running
@@ -25,6 +29,7 @@ TWO_NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "1")
 Run = dict[int, tuple[dict[int, str], str]]
 
 
+@contextmanager
 def start(
     home: Path,
     *script_args: str,
@@ -33,11 +38,27 @@ def start(
     flags: tuple[str, ...] = (),
     nodes: tuple[str, ...] = ONE_NODE,
     env: dict[str, str] | None = None,
-) -> AbstractContextManager[RunningJob]:
-    """Start a script that keeps a ledger in ``home``."""
+) -> Iterator[RunningJob]:
+    """Start a script that keeps a ledger in ``home``, and kill whoever comes to its end there."""
     home.mkdir(exist_ok=True)
     words = (script, "--out", str(home), "--steps", str(steps), *script_args)
-    return running(home, *nodes, *flags, *words, env=env)
+    over = threading.Event()
+    executioner = threading.Thread(target=kill_the_doomed, args=(home, over))
+    executioner.start()
+    try:
+        with running(home, *nodes, *flags, *words, env=env) as job:
+            yield job
+    finally:
+        over.set()
+        executioner.join()
+
+
+def kill_the_doomed(home: Path, over: threading.Event) -> None:
+    """Kill each process that marks the place at which it is to die."""
+    while not over.wait(0.003):
+        for mark in home.glob("doomed-*"):
+            os.kill(int(mark.name.partition("-")[2]), signal.SIGKILL)
+            mark.unlink()
 
 
 def finish(job: RunningJob) -> None:

@@ -2,40 +2,36 @@
 
 import os
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.roles.harness import RunningJob, eventually, running
-from tests.train.test_recovery import assert_same, pids_of, read_run
+from tests.roles.harness import RunningJob, eventually
+from tests.train.runs import HERE, WORLD, Run, assert_same, count_processes, pids_of, read_ledger, start
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(__file__).with_name("ending_job.py"))
-WORLD = 4
-FLAGS = ("--nproc-per-node", str(WORLD), "--spares", "2")
-
-Run = dict[int, tuple[dict[int, str], str]]
+SCRIPT = str(HERE / "ending_job.py")
+STEPS = 12
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same command without faults."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    with running(home, *FLAGS, SCRIPT, "--out", str(home)) as job:
-        assert 0 == job.wait(90), job.err
-    return read_run(home)
+@pytest.fixture
+def undisturbed(reference: Callable[..., Run]) -> Run:
+    """The same script without faults."""
+    return reference(script=SCRIPT, steps=STEPS)
+
+
+def begin(home: Path, *script_args: str) -> AbstractContextManager[RunningJob]:
+    """Start the script."""
+    return start(home, *script_args, script=SCRIPT, steps=STEPS)
 
 
 def marked(home: Path, name: str) -> int:
     """Wait until a rank has come to its place; returns its process."""
     eventually(lambda: (home / name).exists() and (home / name).read_text(), name)
     return int((home / name).read_text())
-
-
-def processes(home: Path) -> list[int]:
-    """Return how many processes each rank had."""
-    return [len(pids_of(home, rank)) for rank in range(WORLD)]
 
 
 def ends(home: Path) -> list[int]:
@@ -54,7 +50,7 @@ def test_a_rank_dies_after_the_last_step(
     tmp_path: Path, undisturbed: Run, rank: int, more: tuple[str, ...]
 ) -> None:
     """The others' scripts have ended; they stay, and the replacement ends its own with their state."""
-    with running(tmp_path, *FLAGS, SCRIPT, "--out", str(tmp_path), "--stop", f"end:{rank}", *more) as job:
+    with begin(tmp_path, "--stop", f"end:{rank}", *more) as job:
         victim = marked(tmp_path, "stopped")
         others = [each for each in range(WORLD) if each != rank]
         eventually(lambda: all((tmp_path / f"ends-{each}.txt").exists() for each in others), "the others")
@@ -68,8 +64,7 @@ def test_a_rank_dies_after_the_last_step(
 
 def test_a_death_while_others_are_busy_after_the_loop(tmp_path: Path, undisturbed: Run) -> None:
     """Rank 0 writes its model for longer than anybody would wait in a step; it is let finish."""
-    script = (SCRIPT, "--out", str(tmp_path), "--stop", "end:2", "--busy", "end:0")
-    with running(tmp_path, *FLAGS, *script) as job:
+    with begin(tmp_path, "--stop", "end:2", "--busy", "end:0") as job:
         busy, victim = marked(tmp_path, "busy"), marked(tmp_path, "stopped")
         os.kill(victim, signal.SIGKILL)
         eventually(lambda: "recovering" == job.status()["phase"], "a recovery")
@@ -85,8 +80,7 @@ def test_a_death_while_others_are_busy_after_the_loop(tmp_path: Path, undisturbe
 
 def test_a_death_while_another_rank_is_busy_between_two_steps(tmp_path: Path, undisturbed: Run) -> None:
     """A checkpoint that the script writes by itself is not cut short by somebody else's fault."""
-    script = (SCRIPT, "--out", str(tmp_path), "--stop", "between:2", "--busy", "between:0")
-    with running(tmp_path, *FLAGS, *script) as job:
+    with begin(tmp_path, "--stop", "between:2", "--busy", "between:0") as job:
         busy, victim = marked(tmp_path, "busy"), marked(tmp_path, "stopped")
         os.kill(victim, signal.SIGKILL)
         eventually(lambda: "recovering" == job.status()["phase"], "a recovery")
@@ -96,7 +90,7 @@ def test_a_death_while_another_rank_is_busy_between_two_steps(tmp_path: Path, un
 
     assert_same(undisturbed, tmp_path, ())
     assert [busy] == pids_of(tmp_path, 0)
-    assert [1, 1, 2, 1] == processes(tmp_path)
+    assert [1, 1, 2, 1] == count_processes(tmp_path)
     assert [("recover-in-place", "recovered")] == strategies(job)
 
 
@@ -108,15 +102,8 @@ def stay_busy(job: RunningJob) -> None:
 
 def test_an_error_after_the_loop_ends_the_job_within_three_rounds(tmp_path: Path) -> None:
     """It comes back each time; the training before it is not done again for it."""
-    with running(tmp_path, *FLAGS, SCRIPT, "--out", str(tmp_path), "--fail") as job:
+    with begin(tmp_path, "--fail") as job:
         assert 1 == job.wait(90), job.err
 
     assert "the model cannot be exported" in job.err
-    assert [12, 12, 12, 12] == [len(losses) for losses, _ in read_ledgers(tmp_path)]
-
-
-def read_ledgers(home: Path) -> list[tuple[dict[int, str], str]]:
-    """Return each rank's losses; a step that counts twice fails here."""
-    for rank in range(WORLD):
-        (home / f"digest-{rank}.txt").touch()
-    return list(read_run(home).values())
+    assert [STEPS] * WORLD == [len(read_ledger(tmp_path, rank)) for rank in range(WORLD)]

@@ -10,7 +10,6 @@ import argparse
 import atexit
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,10 +39,16 @@ plans = [plan.split(":") for plan in args.die]
 deaths = {(point, int(step)) for point, rank, step in plans if int(rank) == job.rank and first}
 
 
+def be_killed() -> None:
+    """Mark the place and wait here for the test, which kills from outside."""
+    (args.out / f"doomed-{os.getpid()}").touch()
+    time.sleep(3600)
+
+
 def at(point: str, step: int) -> None:
     """Be killed here, if this is the place."""
     if (point, step) in deaths:
-        os.kill(os.getpid(), signal.SIGKILL)
+        be_killed()
 
 
 def net() -> nn.Sequential:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taskd.train.torch.wrapping import building, fits
+
 
 def has_own_group() -> bool:
     """Tell whether the script made a process group by itself."""
@@ -19,7 +21,11 @@ def wrap_without_recovery(builder: Callable[[], Any], world_size: int) -> Any:  
             dist.init_process_group("gloo")
         else:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return builder()
+    if not fits():
+        return builder()
+    # As where it can be recovered: the same script computes the same bits, whoever starts it.
+    with building(sync=True):
+        return builder()
 
 
 def own_device(local_rank: int) -> torch.device:

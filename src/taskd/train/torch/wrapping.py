@@ -83,6 +83,15 @@ def building(*, sync: bool) -> Iterator[None]:
             setattr(module, name, function)
 
 
+def fits() -> bool:
+    """Tell whether wrappers can be built in this version of torch."""
+    try:
+        _check_torch()
+    except TorchDoesNotFit:
+        return False
+    return True
+
+
 def retire(wrapper: nn.Module) -> None:
     """Take a wrapper's hooks off its parameters, so that it does nothing in the next backward pass.
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from taskd.train.torch import exchange
 from taskd.train.torch.exchange import StateDamaged, StateMismatch, digest, receive_state, send_state
+from taskd.train.torch.pickling import Shape, take_out
 
 dist: Any = torch.distributed  # its stores are exported, but not for the type checker
 
@@ -100,8 +101,8 @@ def sender() -> dict[str, Any]:
 def flip_length(objects: dict[str, Any]) -> int:
     """The length of the only piece of the second module."""
     tensors: list[torch.Tensor] = []
-    exchange._pickle_around_tensors("other", objects["other"].state_dict(), tensors)
-    shapes = [exchange._shape(tensor) for tensor in tensors]
+    take_out("other", objects["other"].state_dict(), tensors, "sent")
+    shapes = [Shape.of(tensor) for tensor in tensors]
     return next(exchange._plan(shapes, [("other", len(shapes))])).length
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.train.torch.sharding import as_parts, from_parts, shard_key
+from taskd.train.torch.sharding import shard_key
 from tests.train.crew import run_crew
 
 # Who has the same part as whom: equal letters.
@@ -34,13 +34,6 @@ def test_a_key_names_the_part_and_the_part_travels_alone(tmp_path: Path) -> None
         assert result["keys"]["hsdp"] == result["keys"]["hsdp later"]
         assert result["before"] == result["after"]
     assert results[0]["after"] == results[2]["after"] != results[1]["after"]
-
-
-def test_a_state_without_parts_stays_the_same_object() -> None:
-    state = nn.Linear(2, 2).state_dict()
-
-    assert as_parts(state) is state
-    assert from_parts(state, {}) is state
 
 
 def test_a_key_is_short_and_says_what_it_rests_on() -> None:

@@ -24,7 +24,8 @@ from taskd.train.torch.manifests import (
     some,
     step_name,
 )
-from taskd.train.torch.statefile import FileDamaged, Seal, States, check_file, find_meshes, read_file
+from taskd.train.torch.spread import Meshes
+from taskd.train.torch.statefile import FileDamaged, Seal, States, check_file, read_file
 
 NONE_WHOLE = -1  # what a rank offers that sees checkpoints and can read none of them
 
@@ -67,7 +68,7 @@ class Offer:
         if shard.names != set(objects):
             have = sorted(shard.names)
             raise LayoutDiffers(f"{self.path} has the state of {have}, but {sorted(objects)} are registered")
-        meshes = find_meshes(objects.values())
+        meshes = Meshes(objects.values())
         for name, thing in objects.items():
             try:
                 # One at a time: a device holds one object's state twice, not everybody's.

@@ -3,8 +3,8 @@
 A replica's state is sent over the group that has just been made, point to point. ``torch.save`` would copy
 everything twice and hold it in one piece; here the tensors' own memory is the message. What is sent:
 
-1. a head: the states as a pickle in which every tensor is replaced by its number, and what is needed to
-   make the tensors (type, shape, strides);
+1. a head: the states without their tensors (``pickling``), and what is needed to make those (type, shape,
+   strides);
 2. the tensors' bytes: large ones straight from their memory in pieces, small ones gathered into a piece;
 3. a tail: a checksum of each piece. It comes last so that the sums are taken while the pieces travel.
 
@@ -15,15 +15,10 @@ A device's tensors go from process to process, not through the host, where both 
 (``neighbours``): then the head has handles instead, and two words are exchanged, that the receiver can use
 them and that it has done so.
 
-Tensors that are the very same view of the same memory (tied weights) travel once. Tensors that overlap in
-another way arrive with the right values and memory of their own. Of a DTensor the sender's part travels, and
-becomes the receiver's (see ``sharding``). Other tensor subclasses and sparse or quantized tensors travel
-inside the pickle.
+What becomes of tied weights, views and DTensors is said in ``pickling`` and ``spread``.
 """
 
-import ctypes
 import hashlib
-import io
 import pickle
 import struct
 import zlib
@@ -35,13 +30,13 @@ import torch
 import torch.distributed as dist
 
 from taskd.train.torch import neighbours
-from taskd.train.torch.sharding import as_parts, from_parts, local_part
+from taskd.train.torch.pickling import Placing, Shape, aligned, buffer_of, bytes_of, take_out
+from taskd.train.torch.spread import Meshes, local_part
 
 PIECE_BYTES = 64 * 2**20
 GATHER_BYTES = 2**20  # smaller tensors are gathered, larger ones are sent from where they are
 AHEAD = 2  # pieces under way at once
 
-_ALIGN = 64
 _LENGTHS = struct.Struct("<4q")  # magic, length of the head, number of pieces, bytes in them
 _MAGIC = 0x7461736B64583031
 _WORD = struct.Struct("<q")
@@ -74,23 +69,6 @@ class StateMismatch(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """What is needed to make a tensor to receive into."""
-
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    device: str
-
-    @property
-    def length(self) -> int:
-        length = self.dtype.itemsize
-        for extent in self.size:
-            length *= extent
-        return length
-
-
-@dataclass(frozen=True, slots=True)
 class _Span:
     """Bytes ``start`` to ``end`` of a tensor."""
 
@@ -101,7 +79,7 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One message: a part of one large tensor, or several small ones, each beginning at a multiple of 64."""
+    """One message: a part of one large tensor, or several small ones, each at an aligned place."""
 
     name: str
     spans: tuple[_Span, ...]
@@ -111,7 +89,7 @@ class _Piece:
 @dataclass(frozen=True, slots=True)
 class _Head:
     states: dict[str, bytes]
-    shapes: list[_Shape]
+    shapes: list[Shape]
     pieces: list[_Piece]
     extra: bytes
     offer: neighbours.Offer | None = None  # of the tensors that are on a device,
@@ -127,9 +105,9 @@ def send_state(objects: Mapping[str, Stateful], dst: int, *, extra: bytes = b"")
     tensors: list[torch.Tensor] = []
     ends: list[tuple[str, int]] = []
     for name, thing in objects.items():
-        states[name] = _pickle_around_tensors(name, as_parts(thing.state_dict()), tensors)
+        states[name] = take_out(name, thing.state_dict(), tensors, "sent to another rank")
         ends.append((name, len(tensors)))
-    shapes = [_shape(tensor) for tensor in tensors]
+    shapes = [Shape.of(tensor) for tensor in tensors]
     pieces = list(_plan(shapes, ends))
     offer = neighbours.offer(tensors)
     offered = set() if offer is None else {number for number, _, _ in offer.tensors}
@@ -194,10 +172,10 @@ def receive_state(objects: Mapping[str, Stateful], src: int) -> bytes:
             raise StateDamaged(piece.name)
     if head.states.keys() != objects.keys():
         raise StateMismatch(sorted(head.states), sorted(objects))
+    meshes = Meshes(objects.values())
     for name, thing in objects.items():
         # One at a time: a device holds one object's state twice, not everybody's.
-        state = _Unpickler(head.states[name], head.shapes, tensors).load()
-        thing.load_state_dict(from_parts(state, objects))
+        thing.load_state_dict(Placing(head.states[name], meshes, head.shapes, tensors).load())
     return head.extra
 
 
@@ -212,113 +190,18 @@ def digest(objects: Mapping[str, Stateful]) -> str:
 
 def checksum(data: torch.Tensor) -> int:
     """Return the CRC of a CPU byte tensor; several times as fast as the connection."""
-    return zlib.crc32(_buffer(data)) if data.numel() else 0
-
-
-# --- the pickle around the tensors -------------------------------------------------------------------------
-
-
-def _is_plain(value: object) -> bool:
-    """Tell whether a tensor's bytes say all about it."""
-    return (
-        type(value) in {torch.Tensor, torch.nn.Parameter}
-        and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and not value.is_quantized
-        and not value.is_meta
-    )
-
-
-class _Pickler(pickle.Pickler):
-    """Keeps the tensors aside and leaves their numbers."""
-
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._tensors = tensors
-        # With the tensor itself, or its memory might become another one's while we work.
-        self._seen: dict[tuple[object, ...], tuple[int, torch.Tensor]] = {}
-
-    def persistent_id(self, obj: object) -> int | None:
-        if not _is_plain(obj):
-            return None
-        assert isinstance(obj, torch.Tensor)  # noqa: S101 - for the type checker
-        tensor = obj.detach().resolve_conj().resolve_neg()
-        place = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.size(), tensor.stride())
-        if tensor.data_ptr() and place in self._seen:
-            return self._seen[place][0]
-        self._seen[place] = len(self._tensors), tensor
-        self._tensors.append(_densely(tensor))
-        return len(self._tensors) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    """Puts the tensors back, on the kind of device that they came from."""
-
-    def __init__(self, data: bytes, shapes: list[_Shape], tensors: list[torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._shapes = shapes
-        self._tensors = tensors
-        self._moved: dict[int, torch.Tensor] = {}
-
-    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401 - pickle's own signature
-        number = int(pid)
-        kind = self._shapes[number].device
-        if kind == "cpu":
-            return self._tensors[number]
-        if number not in self._moved:
-            # To the current device of its kind: the sender's number means nothing here.
-            self._moved[number] = self._tensors[number].to(kind)
-        return self._moved[number]
-
-
-def _pickle_around_tensors(name: str, state: object, tensors: list[torch.Tensor]) -> bytes:
-    file = io.BytesIO()
-    try:
-        _Pickler(file, tensors).dump(state)
-    except Exception as error:
-        error.add_note(f"the state of {name!r} cannot be sent to another rank")
-        raise
-    return file.getvalue()
-
-
-# --- tensors as bytes --------------------------------------------------------------------------------------
-
-
-def _densely(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if its elements fill one stretch of memory (in any order), else a copy."""
-    expected = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if extent == 1:
-            continue
-        if stride != expected:
-            return tensor.contiguous()
-        expected *= extent
-    return tensor
-
-
-def _shape(tensor: torch.Tensor) -> _Shape:
-    return _Shape(tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), tensor.device.type)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor's memory as bytes."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return zlib.crc32(buffer_of(data)) if data.numel() else 0
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _buffer(data: torch.Tensor) -> memoryview:
-    """Give a CPU byte tensor to a function that wants a buffer, without NumPy and without a copy."""
-    return memoryview((ctypes.c_ubyte * data.numel()).from_address(data.data_ptr()))
-
-
 # --- pieces ------------------------------------------------------------------------------------------------
 
 
 def _plan(
-    shapes: list[_Shape], ends: list[tuple[str, int]], without: Collection[int] = ()
+    shapes: list[Shape], ends: list[tuple[str, int]], without: Collection[int] = ()
 ) -> Iterator[_Piece]:
     """Cut the tensors into pieces. A piece belongs to one object, so that damage has a name."""
     start = 0
@@ -336,7 +219,7 @@ def _plan(
                     yield _Piece(name, tuple(small), used)
                     small, used = [], 0
                 small.append(_Span(number, 0, length))
-                used += -(-length // _ALIGN) * _ALIGN
+                used += aligned(length)
         if small:
             yield _Piece(name, tuple(small), used)
         start = end
@@ -346,27 +229,22 @@ def _offsets(piece: _Piece) -> Iterator[tuple[_Span, int]]:
     offset = 0
     for span in piece.spans:
         yield span, offset
-        offset += -(-(span.end - span.start) // _ALIGN) * _ALIGN
+        offset += aligned(span.end - span.start)
 
 
 def _gather(piece: _Piece, tensors: list[torch.Tensor]) -> torch.Tensor:
     if len(piece.spans) == 1 and piece.length == piece.spans[0].end - piece.spans[0].start:
         span = piece.spans[0]
-        return _bytes_of(tensors[span.tensor])[span.start : span.end].cpu()
+        return bytes_of(tensors[span.tensor])[span.start : span.end].cpu()
     data = torch.zeros(piece.length, dtype=torch.uint8)
     for span, offset in _offsets(piece):
-        data[offset : offset + span.end] = _bytes_of(tensors[span.tensor])
+        data[offset : offset + span.end] = bytes_of(tensors[span.tensor])
     return data
 
 
 def _make_tensors(head: _Head, *, on_device: bool) -> list[torch.Tensor]:
     """Make the tensors to receive into: on the host, or those that come from a device on one."""
-    return [
-        torch.empty_strided(
-            shape.size, shape.stride, dtype=shape.dtype, device=shape.device if on_device else None
-        )
-        for shape in head.shapes
-    ]
+    return [shape.make(shape.device if on_device else None) for shape in head.shapes]
 
 
 def _take_over(opened: neighbours.Opened, tensors: list[torch.Tensor], src: int) -> list[int]:
@@ -388,12 +266,12 @@ def _receive_pieces(pieces: list[_Piece], tensors: list[torch.Tensor], src: int)
         sums.append(checksum(data))
         if len(piece.spans) > 1 or piece.length != piece.spans[0].end - piece.spans[0].start:
             for span, offset in _offsets(piece):
-                _bytes_of(tensors[span.tensor]).copy_(data[offset : offset + span.end])
+                bytes_of(tensors[span.tensor]).copy_(data[offset : offset + span.end])
 
     for piece in pieces:
         span = piece.spans[0]
         if len(piece.spans) == 1 and piece.length == span.end - span.start:
-            data = _bytes_of(tensors[span.tensor])[span.start : span.end]
+            data = bytes_of(tensors[span.tensor])[span.start : span.end]
         else:
             data = torch.empty(piece.length, dtype=torch.uint8)
         under_way.append((dist.irecv(data, src), piece, data))
@@ -407,7 +285,7 @@ def _receive_pieces(pieces: list[_Piece], tensors: list[torch.Tensor], src: int)
 def _receive_bytes(length: int, src: int) -> memoryview:
     data = torch.empty(length, dtype=torch.uint8)
     dist.recv(data, src)
-    return memoryview(bytes(_buffer(data)))
+    return memoryview(bytes(buffer_of(data)))
 
 
 def _receive_word(src: int) -> int:
@@ -435,7 +313,7 @@ def _digest_value(total: _Hash, value: object) -> None:
         tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
         total.update(f"tensor {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         if tensor.numel():
-            total.update(_buffer(_bytes_of(tensor)))
+            total.update(buffer_of(bytes_of(tensor)))
     elif isinstance(value, Mapping):
         # Sorted: an optimizer's entries come in the order in which parameters got their first gradient.
         total.update(f"mapping {len(value)}\n".encode())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from taskd.train.torch import randomness
-from taskd.train.torch.sharding import local_part
+from taskd.train.torch.spread import local_part
 
 LENGTH = struct.Struct("<3Q")
 MAX_BUFFERS_BYTES = 4 * 1024 * 1024

@@ -6,6 +6,7 @@ See ``snapshots`` for the layout and for why there are two.
 import contextlib
 import ctypes
 import fcntl
+import logging
 import mmap
 import os
 import struct
@@ -26,6 +27,8 @@ HEADER = struct.Struct("<8q")
 MARK = struct.Struct("<q")
 _POPULATE_WRITE = 23  # linux/mman.h; Python has no name for it yet
 BUFFERS = (0, 1)
+
+log = logging.getLogger("taskd")
 
 
 class SnapshotDamaged(RuntimeError):
@@ -161,7 +164,26 @@ def lock(fd: int) -> bool:
     return True
 
 
-def copy_file(fd: int, draft: Path) -> None:
+def take_over(path: str) -> None:
+    """Copy what a living process may still write to, so that it writes where nobody looks."""
+    for index in BUFFERS:
+        file = Path(file_of(path, index))
+        try:
+            fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            if not lock(fd):
+                draft = file.with_name(f"{file.name}.{os.getpid()}.new")
+                _copy_file(fd, draft)
+                draft.replace(file)
+        except OSError as error:
+            log.warning("taskd: %s belongs to a living process and cannot be copied: %s", file, error)
+        finally:
+            os.close(fd)
+
+
+def _copy_file(fd: int, draft: Path) -> None:
     """Copy a file; the copy is marked valid only if the original was."""
     size = os.fstat(fd).st_size
     copy = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -41,7 +41,8 @@ from typing import NamedTuple
 import torch
 
 from taskd.train.torch import sums
-from taskd.train.torch.exchange import Stateful, StateMismatch, _bytes_of
+from taskd.train.torch.exchange import Stateful, StateMismatch
+from taskd.train.torch.pickling import aligned, bytes_of
 from taskd.train.torch.pinned import DeviceCopies
 from taskd.train.torch.snapfile import (
     BUFFERS,
@@ -53,13 +54,12 @@ from taskd.train.torch.snapfile import (
     Header,
     SnapshotDamaged,
     SnapshotTaken,
-    copy_file,
     file_of,
     head_crc,
     headers,
-    lock,
     map_version,
     read_head,
+    take_over,
     view_of,
 )
 from taskd.train.torch.states import Dissector, Outline, Part, put_back
@@ -79,8 +79,6 @@ __all__ = [
 WAIT_LIMIT_S = 60.0
 PATIENCE_BYTES = 256 * 2**20  # larger files take longer to allocate than a training should stand still
 RETRY_S = 60.0  # after a failure: allocating gigabytes in vain is not for every step
-
-_ALIGN = 64
 
 log = logging.getLogger("taskd")
 
@@ -136,7 +134,7 @@ class Snapshot:
         self._number = max((header.number for _, header in found), default=0)
         self._newest = found[0][0] if found else None
         if create:
-            self._take_over()
+            take_over(self._path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._job: _Job | None = None  # that nobody has waited for yet
@@ -308,24 +306,6 @@ class Snapshot:
             self._warned = True
             log.warning("taskd: no snapshot of step %d, and maybe of later ones: %s", step, error)
 
-    def _take_over(self) -> None:
-        """Copy what a living process may still write to, so that it writes where nobody looks."""
-        for index in BUFFERS:
-            file = Path(file_of(self._path, index))
-            try:
-                fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                if not lock(fd):
-                    draft = file.with_name(f"{file.name}.{os.getpid()}.new")
-                    copy_file(fd, draft)
-                    draft.replace(file)
-            except OSError as error:
-                log.warning("taskd: %s belongs to a living process and cannot be copied: %s", file, error)
-            finally:
-                os.close(fd)
-
 
 # --- reading -----------------------------------------------------------------------------------------------
 
@@ -347,7 +327,7 @@ def load(path: str | os.PathLike[str], step: int, objects: Mapping[str, Stateful
         raise StateMismatch(sorted(owners), sorted(objects))
 
     def fill(number: int, tensor: torch.Tensor) -> None:
-        target = _bytes_of(tensor)
+        target = bytes_of(tensor)
         start = DATA + places[number]
         target.copy_(data[start : start + target.numel()])
 
@@ -438,9 +418,9 @@ def _lay_out(parts: list[Part]) -> _Layout:
                 if on_host and length:
                     copies.append((tensor.data_ptr(), length, at))
                 elif length:
-                    devices.append((_bytes_of(tensor), at))
+                    devices.append((bytes_of(tensor), at))
                     device_spans.append(_Span(owner, at, length))
-                at += -(-length // _ALIGN) * _ALIGN
+                at += aligned(length)
             if on_host and at > start:
                 spans.append(_Span(owner, start, at - start))
     spans += device_spans

@@ -1,9 +1,9 @@
 """A file that holds the state of several objects, written and read at the speed of the disk.
 
 ``torch.save`` goes through a zip archive and a checksum in one thread; on a fast disk that is twice the time
-of the writing. Here a file is: a fixed start, a head (the states as pickles in which every tensor is replaced
-by its number, and what is needed to make the tensors), the tensors' bytes one after the other, and a trailer
-with length and checksum. The tensors' own memory is what is written.
+of the writing. Here a file is: a fixed start, a head (the states without their tensors, see ``pickling``, and
+what is needed to make those), the tensors' bytes one after the other, and a trailer with length and checksum.
+The tensors' own memory is what is written. No class of ours is named in a file: it is read by later versions.
 
 The checksum is one of checksums, each of a block of 16 MiB, so that several threads take and compare it:
 while the file is written, and again from the file while the disk still works on it.
@@ -16,11 +16,9 @@ does without ``weights_only``: read only what you would run.
 import ctypes
 import errno
 import functools
-import io
 import os
 import pickle
 import struct
-import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,14 +28,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from taskd.train.torch.exchange import _buffer, _bytes_of, _Pickler, _Shape, _shape, _Unpickler
+from taskd.train.torch.pickling import ALIGN, Placing, Shape, aligned, buffer_of, bytes_of, take_out
+from taskd.train.torch.spread import Meshes
 
 BLOCK_BYTES = 16 * 2**20  # a part of the format: another length makes other checksums
 READ_BYTES = 2 * 2**20  # stays in a core's cache until its checksum is taken
 THREADS = 2
 AHEAD = 4  # blocks whose checksum may be outstanding
 
-_ALIGN = 64
 _MAX_VIEWS = 1000  # the kernel takes 1024 at once
 _START = struct.Struct("<8sQII")  # magic, length of the head, its crc32, crc32 of what stands before this
 _START_CHECKED = struct.Struct("<8sQI")
@@ -47,7 +45,7 @@ _TRAILER = struct.Struct(
 _TRAILER_CHECKED = struct.Struct("<8sQI")
 _MAGIC = b"taskdST1"
 _END_MAGIC = b"taskdEN1"
-_ZEROS = bytes(_ALIGN)
+_ZEROS = bytes(ALIGN)
 _WRITE_BACK = 2  # SYNC_FILE_RANGE_WRITE
 
 
@@ -55,25 +53,11 @@ class FileDamaged(RuntimeError):
     """The file is not what was written."""
 
 
-class MeshUnknown(RuntimeError):
-    """A part of a spread tensor has no place among the objects that it is loaded into."""
-
-
 class Seal(NamedTuple):
     """What a whole file must measure."""
 
     length: int
     checksum: int
-
-
-class _Spread(NamedTuple):
-    """The number of a tensor that is this rank's part of one that is spread over a mesh."""
-
-    number: int
-    placements: tuple[Any, ...]
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    mesh: tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -91,21 +75,13 @@ class Capture:
     def __init__(self, states: Mapping[str, object]) -> None:
         """Pickle around the tensors; raises what a state raises that cannot be pickled."""
         tensors: list[torch.Tensor] = []
-        pickles: dict[str, bytes] = {}
-        for name, state in states.items():
-            file = io.BytesIO()
-            try:
-                _FilePickler(file, tensors).dump(state)
-            except Exception as error:
-                error.add_note(f"the state of {name!r} cannot be written")
-                raise
-            pickles[name] = file.getvalue()
-        shapes = [_shape(tensor) for tensor in tensors]
+        pickles = {name: take_out(name, state, tensors, "written") for name, state in states.items()}
+        shapes = [Shape.of(tensor) for tensor in tensors]
         kinds = [(str(s.dtype).removeprefix("torch."), s.size, s.stride, s.device) for s in shapes]
         head = pickle.dumps({"states": pickles, "tensors": kinds}, protocol=pickle.HIGHEST_PROTOCOL)
         checked = _START_CHECKED.pack(_MAGIC, len(head), zlib.crc32(head))
         start = checked + struct.pack("<I", zlib.crc32(checked)) + head
-        self._start = start.ljust(_aligned(len(start)), b"\0")
+        self._start = start.ljust(aligned(len(start)), b"\0")
         self._tensors = tensors
         self._offsets, self._body_bytes = _place(shapes)
         self._copy: torch.Tensor | None = None
@@ -126,7 +102,7 @@ class Capture:
         with torch.no_grad():
             for tensor, offset in zip(self._tensors, self._offsets, strict=True):
                 if tensor.numel():
-                    data = _bytes_of(tensor)
+                    data = bytes_of(tensor)
                     memory[offset : offset + data.numel()].copy_(data, non_blocking=True)
         for device in devices:
             torch.accelerator.synchronize(device)
@@ -142,7 +118,7 @@ class Capture:
         yield memoryview(self._start), None
         if self._copy is not None:
             if self._body_bytes:
-                yield _buffer(self._copy), self._copy
+                yield buffer_of(self._copy), self._copy
             return
         at = 0
         for tensor, offset in zip(self._tensors, self._offsets, strict=True):
@@ -151,14 +127,14 @@ class Capture:
             at = offset
             if not tensor.numel():
                 continue
-            data = _bytes_of(tensor)
+            data = bytes_of(tensor)
             at += data.numel()
             if data.device.type == "cpu":
-                yield _buffer(data), data
+                yield buffer_of(data), data
             else:
                 for part in data.split(BLOCK_BYTES):
                     here = part.cpu()
-                    yield _buffer(here), here
+                    yield buffer_of(here), here
         if self._body_bytes > at:
             yield memoryview(_ZEROS)[: self._body_bytes - at], None
 
@@ -220,7 +196,7 @@ def check_file(fd: int, seal: Seal) -> None:
 class States:
     """The states that a file holds."""
 
-    def __init__(self, pickles: dict[str, bytes], shapes: list[_Shape], tensors: list[torch.Tensor]) -> None:
+    def __init__(self, pickles: dict[str, bytes], shapes: list[Shape], tensors: list[torch.Tensor]) -> None:
         self._pickles = pickles
         self._shapes = shapes
         self._tensors = tensors
@@ -230,12 +206,12 @@ class States:
         """The names under which they were written."""
         return set(self._pickles)
 
-    def load(self, name: str, meshes: Mapping[tuple[object, ...], Any] | None = None) -> Any:  # noqa: ANN401
+    def load(self, name: str, meshes: Meshes | None = None) -> Any:  # noqa: ANN401 - any state
         """Return one of them, its tensors on the kind of device that they were on.
 
-        ``meshes`` has what parts of spread tensors become parts of again; see ``find_meshes``.
+        Parts of spread tensors become parts in these meshes.
         """
-        return _FileUnpickler(self._pickles[name], self._shapes, self._tensors, meshes or {}).load()
+        return Placing(self._pickles[name], meshes or Meshes(()), self._shapes, self._tensors).load()
 
 
 def read_file(fd: int, seal: Seal) -> States:
@@ -243,10 +219,10 @@ def read_file(fd: int, seal: Seal) -> States:
     _check_length(fd, seal)
     start, head = _read_head(fd, seal)
     shapes = [
-        _Shape(getattr(torch, dtype), tuple(size), tuple(stride), device)
+        Shape(getattr(torch, dtype), tuple(size), tuple(stride), device)
         for dtype, size, stride, device in head["tensors"]
     ]
-    tensors = [torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype) for shape in shapes]
+    tensors = [shape.make() for shape in shapes]
     offsets, body_bytes = _place(shapes)
     if start + body_bytes + _TRAILER.size != seal.length:
         raise FileDamaged("its head does not fit its length")
@@ -259,8 +235,8 @@ def read_file(fd: int, seal: Seal) -> States:
                 yield memoryview(bytearray(offset - at)), None
             at = offset
             if tensor.numel():
-                data = _bytes_of(tensor)
-                yield _buffer(data), data
+                data = bytes_of(tensor)
+                yield buffer_of(data), data
                 at += data.numel()
         if body_bytes > at:
             yield memoryview(bytearray(body_bytes - at)), None
@@ -277,129 +253,16 @@ def read_file(fd: int, seal: Seal) -> States:
     return States(head["states"], shapes, tensors)
 
 
-def find_meshes(objects: Iterable[object]) -> dict[tuple[object, ...], Any]:
-    """Return the device meshes that these objects' tensors are spread over, by what they look like."""
-    kind = _dtensor()
-    if kind is None:
-        return {}
-    found: dict[tuple[object, ...], Any] = {}
-
-    def look(value: object) -> None:
-        if isinstance(value, kind):
-            found.setdefault(_describe(value.device_mesh), value.device_mesh)
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                look(item)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                look(item)
-
-    for thing in objects:
-        # An optimizer's state is empty before its first step, but it has the parameters.
-        look(getattr(thing, "param_groups", None))
-        look(thing.state_dict() if hasattr(thing, "state_dict") else None)
-    return found
-
-
-# --- tensors that are spread over a mesh -------------------------------------------------------------------
-
-
-def _dtensor() -> type[Any] | None:
-    """Return the class of spread tensors; a process that never loaded it has none of them."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return getattr(module, "DTensor", None)
-
-
-def _describe(mesh: Any) -> tuple[object, ...]:  # noqa: ANN401 - a DeviceMesh, whose module may not be loaded
-    ranks = mesh.mesh
-    return (
-        mesh.device_type,
-        tuple(ranks.shape),
-        tuple(ranks.flatten().tolist()),
-        tuple(mesh.mesh_dim_names or ()),
-    )
-
-
-def _match_mesh(wanted: tuple[object, ...], meshes: Mapping[tuple[object, ...], Any]) -> Any:  # noqa: ANN401
-    """Return the mesh that a part belongs to here.
-
-    A replica's mesh may have other ranks: those of its own group. Then kind, shape and names decide.
-    """
-    if wanted in meshes:
-        return meshes[wanted]
-    alike = [
-        mesh for key, mesh in meshes.items() if (key[0], key[1], key[3]) == (wanted[0], wanted[1], wanted[3])
-    ]
-    if len(alike) == 1:
-        return alike[0]
-    have = ", ".join(sorted(map(str, meshes))) or "none"
-    raise MeshUnknown(f"a tensor was spread over the mesh {wanted}; the registered objects have: {have}")
-
-
-class _FilePickler(_Pickler):
-    """Takes the local part of a spread tensor; asking for all of it would be collective."""
-
-    def persistent_id(self, obj: object) -> Any:  # noqa: ANN401 - pickle's own signature
-        kind = _dtensor()
-        if kind is None or not isinstance(obj, kind):
-            return super().persistent_id(obj)
-        local: Any = obj
-        part: Any = super().persistent_id(local.detach().to_local())
-        return tuple(
-            _Spread(
-                part,
-                tuple(local.placements),
-                tuple(local.size()),
-                tuple(local.stride()),
-                _describe(local.device_mesh),
-            )
-        )
-
-
-class _FileUnpickler(_Unpickler):
-    """Makes spread tensors of their local parts again."""
-
-    def __init__(
-        self,
-        data: bytes,
-        shapes: list[_Shape],
-        tensors: list[torch.Tensor],
-        meshes: Mapping[tuple[object, ...], Any],
-    ) -> None:
-        super().__init__(data, shapes, tensors)
-        self._meshes = meshes
-
-    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401 - pickle's own signature
-        if not isinstance(pid, tuple):
-            return super().persistent_load(pid)
-        spread = _Spread(*pid)
-        from torch.distributed.tensor import DTensor
-
-        made: torch.Tensor = DTensor.from_local(
-            super().persistent_load(spread.number),
-            _match_mesh(spread.mesh, self._meshes),
-            spread.placements,
-            run_check=False,
-            shape=torch.Size(spread.size),
-            stride=spread.stride,
-        )
-        return made
-
-
 # --- bytes -------------------------------------------------------------------------------------------------
 
 
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGN) * _ALIGN
-
-
-def _place(shapes: Iterable[_Shape]) -> tuple[list[int], int]:
+def _place(shapes: Iterable[Shape]) -> tuple[list[int], int]:
     """Return where each tensor begins after the head, and where the last one ends."""
     offsets: list[int] = []
     at = 0
     for shape in shapes:
         offsets.append(at)
-        at = _aligned(at + shape.length)
+        at = aligned(at + shape.length)
     return offsets, at
 
 
@@ -483,7 +346,7 @@ def _read_head(fd: int, seal: Seal) -> tuple[int, dict[str, Any]]:
             _read_all(fd, [memoryview(data)], _START.size)
             if zlib.crc32(data) == checksum:
                 head: dict[str, Any] = pickle.loads(data)  # noqa: S301 - the docstring says whose it may be
-                return _aligned(_START.size + length), head
+                return aligned(_START.size + length), head
     raise FileDamaged("its head is damaged")
 
 

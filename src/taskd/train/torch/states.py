@@ -10,9 +10,6 @@ same: parameters stay the objects that they are, and a device does not hold the 
 exist yet (the state of an optimizer that has made no step) is made, and given to ``load_state_dict``.
 """
 
-import io
-import pickle
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
@@ -20,8 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from taskd.train.torch.exchange import Stateful, _densely, _is_plain, _Pickler, _Shape, _shape
+from taskd.train.torch.exchange import Stateful
 from taskd.train.torch.own import MAX_BUFFERS_BYTES
+from taskd.train.torch.pickling import Shape, Unpickler, densely, is_plain, take_out
+from taskd.train.torch.spread import Layout, Meshes, is_spread, local_part, spread_type
 
 # What equal values of cannot be told apart, and nobody can change.
 _FIXED = (str, int, float, bool, bytes, type(None), torch.dtype, torch.device)
@@ -29,29 +28,12 @@ _FIXED = (str, int, float, bool, bytes, type(None), torch.dtype, torch.device)
 Fill = Callable[[int, torch.Tensor], None]
 
 
-class NoMesh(RuntimeError):
-    """A part of a spread tensor has no mesh to belong to."""
-
-    def __init__(self, mesh: tuple[Any, ...]) -> None:
-        super().__init__(f"the state was spread over the mesh {mesh}, which nothing registered here is on")
-
-
-class _Shard(NamedTuple):
-    """Stands in the pickle for a tensor that is spread over a mesh: its part here, and what it is part of."""
-
-    number: int
-    placements: tuple[Any, ...]
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    mesh: tuple[Any, ...]
-
-
 class Outline(NamedTuple):
     """A state, or a part of one, without its tensors: what is written down of it."""
 
     owner: str
     pickled: bytes  # with the tensors' numbers, which begin at 0 in each part
-    shapes: list[_Shape]
+    shapes: list[Shape]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +100,7 @@ class Dissector:
         self._kept.pop((name, label), None)
         part = _make_part(name, thing, value)
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if simple and all(_is_plain(tensor) or _is_spread(tensor) for tensor in tensors):
+        if simple and all(is_plain(tensor) or is_spread(tensor) for tensor in tensors):
             places = _places(leaves)
             if _is_direct(part, places):
                 self._kept[name, label] = _Kept(leaves, places, part)
@@ -157,16 +139,11 @@ class _ModuleWatch:
 
 def put_back(objects: Mapping[str, Stateful], outlines: Sequence[Outline], fill: Fill) -> None:
     """Load states. ``fill(number, tensor)`` writes a tensor's bytes; numbers go through all the outlines."""
-    meshes = {
-        _mesh_key(tensor.device_mesh): tensor.device_mesh
-        for thing in objects.values()
-        for tensor in _tensors(thing.state_dict())
-        if _is_spread(tensor)
-    }
+    meshes = Meshes(objects.values())
     states: dict[str, Any] = {}
     first = 0
     for outline in outlines:
-        targets = _match(outline, objects[outline.owner].state_dict())
+        targets = _match(outline, objects[outline.owner].state_dict(), meshes)
         loaded = _Loader(outline, targets, fill, first, meshes).load()
         if outline.owner in states:
             states[outline.owner].update(loaded)
@@ -216,7 +193,7 @@ def _collect(value: object, leaves: list[Any]) -> bool:
 
 def _places(leaves: list[Any]) -> list[int]:
     """Return where the tensors among these are, and 0 for what is none."""
-    spread = _spread_type()
+    spread = spread_type()
     if not spread:
         return [leaf.data_ptr() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
     return [
@@ -251,12 +228,7 @@ def _is_direct(part: Part, places: list[int]) -> bool:
 
 def _make_part(name: str, thing: Stateful, value: object) -> Part:
     tensors: list[torch.Tensor] = []
-    file = io.BytesIO()
-    try:
-        _LocalPickler(file, tensors).dump(value)
-    except Exception as error:
-        error.add_note(f"the state of {name!r} cannot be kept")
-        raise
+    pickled = take_out(name, value, tensors, "kept")
     moving = _moving(thing)
     buffers: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
@@ -265,133 +237,63 @@ def _make_part(name: str, thing: Stateful, value: object) -> Part:
             buffers.append(tensor)
             tensors[number] = tensor.clone()
             copies.append(tensors[number])
-    return Part(
-        Outline(name, file.getvalue(), [_shape(tensor) for tensor in tensors]), tensors, buffers, copies
-    )
+    outline = Outline(name, pickled, [Shape.of(tensor) for tensor in tensors])
+    return Part(outline, tensors, buffers, copies)
 
 
 def _moving(thing: Stateful) -> set[int]:
     """Return where a module's buffers are, if they are small; large ones are tables and do not change."""
     if not isinstance(thing, torch.nn.Module):
         return set()
-    buffers = [local(buffer) for buffer in thing.buffers()]
+    buffers = [local_part(buffer) for buffer in thing.buffers()]
     if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:
         return set()
     return {buffer.data_ptr() for buffer in buffers} - {0}
 
 
-# --- tensors that are spread over a mesh -------------------------------------------------------------------
-
-
-def _spread_type() -> Any:  # noqa: ANN401 - DTensor, or nothing at all
-    # Nothing can be one before the module is loaded, and loading it takes a tenth of a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    return () if module is None else module.DTensor
-
-
-def _is_spread(value: object) -> bool:
-    return isinstance(value, _spread_type())
-
-
-def local(tensor: Any) -> torch.Tensor:  # noqa: ANN401 - a tensor or a DTensor
-    """Return what this rank has of a tensor."""
-    own = tensor.detach()
-    found: torch.Tensor = own.to_local() if _is_spread(own) else own
-    return found
-
-
-def _mesh_key(mesh: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a DeviceMesh
-    return tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape), mesh.mesh_dim_names
-
-
-class _LocalPickler(_Pickler):
-    """Leaves numbers for tensors, and a shard for one that is spread over a mesh."""
-
-    def persistent_id(self, obj: object) -> Any:  # noqa: ANN401 - a number, a shard or None
-        if not _is_spread(obj):
-            return super().persistent_id(obj)
-        whole: Any = obj
-        own = local(whole)
-        number = super().persistent_id(own)
-        if number is None:
-            raise TypeError(f"the part of a spread tensor is a {type(own).__name__}, which cannot be kept")
-        mesh = _mesh_key(whole.device_mesh)
-        return number, tuple(whole.placements), tuple(whole.size()), tuple(whole.stride()), mesh
-
-
 # --- putting back ------------------------------------------------------------------------------------------
 
 
-class _Sketcher(pickle.Unpickler):
+class _Sketcher(Unpickler):
     """Makes the state with an empty tensor for each number, to see where each belongs."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
+    def __init__(self, pickled: bytes, meshes: Meshes) -> None:
+        super().__init__(pickled, meshes)
         self.numbers: dict[int, int] = {}
-        self._tokens: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401 - pickle's own signature
-        number = pid if isinstance(pid, int) else pid[0]
-        token = self._tokens.setdefault(number, torch.empty(0))
+    def make(self, number: int, layout: Layout | None) -> torch.Tensor:  # noqa: ARG002 - spread or not
+        token = torch.empty(0)  # kept by the superclass, so its id stays its own
         self.numbers[id(token)] = number
         return token
 
 
-class _Loader(pickle.Unpickler):
+class _Loader(Unpickler):
     """Makes the state with the tensors that are there, or with new ones, filled."""
 
     def __init__(
-        self,
-        outline: Outline,
-        targets: dict[int, Any],
-        fill: Fill,
-        first: int,
-        meshes: dict[tuple[Any, ...], Any],
+        self, outline: Outline, targets: dict[int, Any], fill: Fill, first: int, meshes: Meshes
     ) -> None:
-        super().__init__(io.BytesIO(outline.pickled))
+        super().__init__(outline.pickled, meshes)
         self._shapes = outline.shapes
         self._targets = targets
         self._fill = fill
         self._first = first
-        self._meshes = meshes
-        self._made: dict[int, Any] = {}
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401 - pickle's own signature
-        shard = None if isinstance(pid, int) else _Shard(*pid)
-        number = pid if shard is None else shard.number
-        if number not in self._made:
-            self._made[number] = self._make(number, shard)
-        made: torch.Tensor = self._made[number]
-        return made
-
-    def _make(self, number: int, shard: _Shard | None) -> Any:  # noqa: ANN401 - a tensor or a DTensor
+    def make(self, number: int, layout: Layout | None) -> torch.Tensor:
         target = self._targets.get(number)
-        if target is not None and _is_spread(target) == (shard is not None):
-            self._fill(self._first + number, local(target))
-            return target
+        if target is not None and is_spread(target) == (layout is not None):
+            self._fill(self._first + number, local_part(target))
+            found: torch.Tensor = target
+            return found
         shape = self._shapes[number]
-        # On the current device of its kind: the number that it had means nothing here.
-        fresh = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
+        fresh = shape.make(shape.device)
         self._fill(self._first + number, fresh)
-        if shard is None:
-            return fresh
-        if shard.mesh not in self._meshes:
-            raise NoMesh(shard.mesh)
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(
-            fresh,
-            self._meshes[shard.mesh],
-            shard.placements,
-            run_check=False,
-            shape=torch.Size(shard.size),
-            stride=shard.stride,
-        )
+        return fresh if layout is None else self.meshes.join(fresh, layout)
 
 
-def _match(outline: Outline, present: object) -> dict[int, Any]:
+def _match(outline: Outline, present: object, meshes: Meshes) -> dict[int, Any]:
     """Find the tensor that each number belongs into, among those that are there and look the same."""
-    sketcher = _Sketcher(outline.pickled)
+    sketcher = _Sketcher(outline.pickled, meshes)
     found: dict[int, Any] = {}
     try:
         sketch = sketcher.load()
@@ -401,9 +303,9 @@ def _match(outline: Outline, present: object) -> dict[int, Any]:
         number = sketcher.numbers.get(id(token))
         if number is None or number in found:
             continue
-        own = local(tensor)
+        own = local_part(tensor)
         plain = own.layout is torch.strided and not own.is_conj() and not own.is_neg()
-        if plain and own is _densely(own) and _shape(own) == outline.shapes[number]:
+        if plain and own is densely(own) and Shape.of(own) == outline.shapes[number]:
             found[number] = tensor
     return found
 
@@ -419,14 +321,3 @@ def _pairs(sketch: object, present: object) -> Iterator[tuple[torch.Tensor, torc
     elif isinstance(sketch, (list, tuple)) and isinstance(present, (list, tuple)):
         for one, other in zip(sketch, present, strict=False):
             yield from _pairs(one, other)
-
-
-def _tensors(value: object) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

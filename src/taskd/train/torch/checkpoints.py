@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from taskd.train.torch.exchange import Stateful
+from taskd.train.torch.loading import load_state
 from taskd.train.torch.manifests import (
     CheckpointDamaged,
     CheckpointError,
@@ -72,7 +73,7 @@ class Offer:
         for name, thing in objects.items():
             try:
                 # One at a time: a device holds one object's state twice, not everybody's.
-                thing.load_state_dict(shard.load(name, meshes))
+                load_state(thing, shard.load(name, meshes))
             except Exception as error:
                 error.add_note(f"while the state of {name!r} was loaded from {self.path}")
                 raise

@@ -315,11 +315,13 @@ class Engine:
         trouble = Trouble(generation, self._rank, step, what, place, kind.value)
         return self._watch.ask_again(trouble, RAISE_LIMIT_S)
 
-    def _before_update(self, optimizer: object, *_: object) -> None:
+    def _before_update(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Vote before anything is changed, or keep a way back where the vote is at the end of the step."""
         step = self._step
         if not self._entered or self._attempted != step:
             return
+        # One that is given a closure computes its gradients, and changes parameters between them.
+        self._careful |= kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         if self._careful:
             if not self._updates:
                 self._undo.keep(self._objects)

@@ -9,7 +9,8 @@ everything twice and hold it in one piece; here the tensors' own memory is the m
 3. a tail: a checksum of each piece. It comes last so that the sums are taken while the pieces travel.
 
 The receiver loads nothing before all sums are right: a state that is half of one step and half of another
-is worse than none. Loading goes through ``load_state_dict``, so parameters stay the objects they are.
+is worse than none. Loading goes through ``load_state_dict`` (see ``loading``), so parameters stay the objects
+that they are.
 
 A device's tensors go from process to process, not through the host, where both are on one machine
 (``neighbours``): then the head has handles instead, and two words are exchanged, that the receiver can use
@@ -30,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from taskd.train.torch import neighbours
+from taskd.train.torch.loading import load_state
 from taskd.train.torch.pickling import Placing, Shape, aligned, buffer_of, bytes_of, take_out
 from taskd.train.torch.spread import Meshes, local_part
 
@@ -175,7 +177,7 @@ def receive_state(objects: Mapping[str, Stateful], src: int) -> bytes:
     meshes = Meshes(objects.values())
     for name, thing in objects.items():
         # One at a time: a device holds one object's state twice, not everybody's.
-        thing.load_state_dict(Placing(head.states[name], meshes, head.shapes, tensors).load())
+        load_state(thing, Placing(head.states[name], meshes, head.shapes, tensors).load())
     return head.extra
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from taskd.train.torch.exchange import Stateful
+from taskd.train.torch.loading import load_state
 from taskd.train.torch.own import MAX_BUFFERS_BYTES
 from taskd.train.torch.pickling import Shape, Unpickler, densely, is_plain, take_out
 from taskd.train.torch.spread import Layout, Meshes, is_spread, local_part, spread_type
@@ -152,7 +153,7 @@ def put_back(objects: Mapping[str, Stateful], outlines: Sequence[Outline], fill:
         first += len(outline.shapes)
     with torch.no_grad():
         for name, thing in objects.items():
-            thing.load_state_dict(states[name])
+            load_state(thing, states[name])
 
 
 # --- taking apart ------------------------------------------------------------------------------------------

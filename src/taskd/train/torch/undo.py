@@ -23,24 +23,25 @@ class Undo:
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._groups: dict[str, Any] = {}
         self._others: dict[str, Any] = {}
-        self._had_state: dict[str, frozenset[int]] = {}
+        self._states: dict[str, list[tuple[torch.Tensor, dict[str, Any]]]] = {}
         self.holds = False
 
     @torch.no_grad()
     def keep(self, objects: Mapping[str, Any]) -> None:
         """Copy the state as it is now."""
-        self._kept = []
+        before, self._copies, self._kept = self._copies, {}, []
         for tensor in _tensors(objects):
-            copy = self._copies.get(id(tensor))
+            copy = before.get(id(tensor))
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                copy = self._copies[id(tensor)] = torch.empty_like(tensor)
+                copy = torch.empty_like(tensor)
             copy.copy_(tensor)
+            self._copies[id(tensor)] = copy
             self._kept.append((tensor, copy))
         for name, thing in objects.items():
             if _is_plain(thing):
                 bare = [{key: group[key] for key in group if key != "params"} for group in thing.param_groups]
                 self._groups[name] = deepcopy(bare)
-                self._had_state[name] = frozenset(id(parameter) for parameter in thing.state)
+                self._states[name] = [(owner, _frozen(state)) for owner, state in thing.state.items()]
             elif not isinstance(thing, torch.nn.Module):
                 self._others[name] = deepcopy(thing.state_dict())
         self.holds = True
@@ -57,8 +58,9 @@ class Undo:
             if name in self._groups:
                 for group, before in zip(thing.param_groups, self._groups[name], strict=True):
                     group.update(deepcopy(before))
-                for parameter in [each for each in thing.state if id(each) not in self._had_state[name]]:
-                    del thing.state[parameter]  # made by the update that is taken back
+                # What the update made goes, and where it put other tensors or numbers the old ones come back.
+                thing.state.clear()
+                thing.state.update(self._states[name])
         self.holds = False
 
 
@@ -67,17 +69,30 @@ class Gradients:
 
     A script may clear them at the end of its step. Then a step that is repeated must not find what its
     interrupted backward pass left. A gradient that was there is set to zero: it had been used by an update.
+
+    A scaler notes between backward pass and update what it did to the gradients, and a fused optimizer gets
+    the scale from it. Both would count for the repeated step's gradients, which are others.
     """
 
     def __init__(self) -> None:
         """Know of none."""
         self._parameters: list[tuple[torch.Tensor, bool]] = []
+        self._scalers: list[Any] = []
+        self._bare: list[tuple[torch.optim.Optimizer, str]] = []
 
     def note(self, objects: Mapping[str, Any]) -> None:
         """Remember which parameters have a gradient."""
         modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
         self._parameters = [
             (parameter, parameter.grad is not None) for module in modules for parameter in module.parameters()
+        ]
+        self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
+        optimizers = [thing for thing in objects.values() if isinstance(thing, torch.optim.Optimizer)]
+        self._bare = [
+            (each, name)
+            for each in (optimizers if self._scalers else ())
+            for name in ("grad_scale", "found_inf")
+            if not hasattr(each, name)
         ]
 
     @torch.no_grad()
@@ -88,6 +103,17 @@ class Gradients:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.zero_()
+        for scaler in self._scalers:
+            scaler._per_optimizer_states.clear()  # noqa: SLF001 - as its update() does, which changes the scale too
+        for optimizer, name in self._bare:
+            vars(optimizer).pop(name, None)
+
+
+def _frozen(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy what is no tensor (a count, a history); the tensors themselves are kept with their values."""
+    return {
+        key: value if isinstance(value, torch.Tensor) else deepcopy(value) for key, value in state.items()
+    }
 
 
 def _is_plain(thing: object) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taskd.train.torch.loading import load_state
+
 COPIES = 2
 
 
@@ -73,7 +75,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def discard(self) -> None:
         """Forget what was prepared: the step is computed again."""
         if self._undo is not None:
-            self.inner.load_state_dict(self._undo)
+            load_state(self.inner, self._undo)
         self._undo = None
         self._gathered = []
 
@@ -100,7 +102,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Take the state of this very share."""
         if state_dict["share"] != self.taskd_shard:
             raise ValueError(f"this is share {self.taskd_shard}, and a state of {state_dict['share']} came")
-        self.inner.load_state_dict(state_dict["inner"])
+        load_state(self.inner, state_dict["inner"])
         for group, settings in zip(self.param_groups, state_dict["settings"], strict=True):
             group.update(settings)
 

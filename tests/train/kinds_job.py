@@ -109,7 +109,7 @@ match args.kind:
         optimizers = [Master(trained)]
     case _:
         optimizers = [torch.optim.AdamW(trained, fused=args.kind == "fused")]
-average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 scheduler = torch.optim.lr_scheduler.SequentialLR(
     optimizers[-1],
     [

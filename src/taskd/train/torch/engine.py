@@ -541,9 +541,10 @@ class Engine:
         self._step = target
         self._has_state = True
         self._keeping.settled_in()
-        kept = self._began.get(target) or (own.payload if own else b"")
-        if kept:
-            self._own.restore(self._objects, kept)
+        if target in self._began:
+            self._own.restore(self._objects, self._began[target])
+        elif own is not None:
+            self._own.restore(self._objects, own.payload, received.like)
 
     def _dump(self, save: Save) -> None:
         """Write this rank's part, say so, and wait for the end or for another way on."""

@@ -46,6 +46,7 @@ class Keeping:
         self._rank = rank
         self._world = world
         self._slot_before = slot_before
+        self._votes: dict[int, bytes] = {}
         self._inherited = read_entries(slot_path) if newcomer else []
         if newcomer and slot_before:
             self._inherited += read_entries(slot_before)
@@ -66,6 +67,7 @@ class Keeping:
     def before_vote(self, step: int, own: bytes) -> None:
         """See that all that was committed so far is kept, here and at the buddy, and keep the own state."""
         self._slot.write(step, AT_VOTE, own)
+        self._votes = {step: own, step - 1: self._votes.get(step - 1, b"")}
         if self._snapshot is not None:
             self._snapshot.settle()
             self._snapshot.wait()
@@ -137,6 +139,10 @@ class Keeping:
         if self._buddy is not None:
             found[self._buddy.owner] = find_own(self._buddy.entries(), step)
         return found
+
+    def at_vote(self, step: int) -> bytes:
+        """Return this process's own state at the vote of one of the last two steps, if it was there."""
+        return self._votes.get(step, b"")
 
     def settled_in(self) -> None:
         """This process has its place; what its predecessor left is of no use any more."""

@@ -36,19 +36,22 @@ class OwnState:
         length = LENGTH.unpack_from(data)[2]
         return data[len(data) - length :]
 
-    def restore(self, objects: Mapping[str, Any], data: bytes) -> None:
-        """Put it back."""
-        rng_length, buffers_length, _ = LENGTH.unpack_from(data)
-        at = LENGTH.size + rng_length
-        randomness.restore(data[LENGTH.size : at])
+    def restore(self, objects: Mapping[str, Any], data: bytes, like: bytes = b"") -> None:
+        """Put it back, but for buffers that are the same in ``like``, another one's own state."""
+        rng_length, _, _ = LENGTH.unpack_from(data)
+        randomness.restore(data[LENGTH.size : LENGTH.size + rng_length])
+        kept, others = _buffers_in(data), _buffers_in(like) if like else b""
         buffers = self._buffers(objects)
-        if sum(buffer.nbytes for buffer in buffers) != buffers_length:
+        if sum(buffer.nbytes for buffer in buffers) != len(kept):
             return
+        at = 0
         with torch.no_grad():
             for buffer in buffers:
-                raw = bytearray(data[at : at + buffer.nbytes])
-                at += buffer.nbytes
-                if raw:
+                upto = at + buffer.nbytes
+                raw = bytearray(kept[at:upto])
+                same = len(others) == len(kept) and raw == others[at:upto]
+                at = upto
+                if raw and not same:
                     buffer.copy_(
                         torch.frombuffer(raw, dtype=torch.uint8).view(buffer.dtype).view(buffer.shape)
                     )
@@ -58,9 +61,23 @@ class OwnState:
         """Return the buffers if they are small enough to be kept each step; large ones are tables."""
         modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
         buffers = [local_part(buffer) for module in modules for buffer in module.buffers()]
+        # One that was expanded is in fewer places than it has elements; nobody can write into it.
+        buffers = [buffer for buffer in buffers if not _is_expanded(buffer)]
         if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:
             return []
         return buffers
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(
+        not stride and extent > 1 for stride, extent in zip(tensor.stride(), tensor.size(), strict=True)
+    )
+
+
+def _buffers_in(data: bytes) -> bytes:
+    rng_length, length, _ = LENGTH.unpack_from(data)
+    start = LENGTH.size + rng_length
+    return data[start : start + length]
 
 
 def _raw(tensor: torch.Tensor) -> bytes:

@@ -97,10 +97,16 @@ class Me:
 
 
 class Received(NamedTuple):
-    """What a rank got: its own small state, if that was kept anywhere, and where the run began."""
+    """What a rank got: its own small state, if that was kept anywhere, and where the run began.
+
+    Its own state of the last vote is older than the state that it received: a step may change buffers after
+    its vote (the count of an averaged model). Buffers that are the same there as in ``like`` were not its own
+    then, and stay as received.
+    """
 
     own: Own | None
     begun: int
+    like: bytes = b""
 
 
 def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str, Any]) -> Received | None:
@@ -128,18 +134,25 @@ def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str,
     if plan.orphans:
         raise NoSource(plan.orphans, target)
     own = owns[me.rank]
-    received = False
+    received = from_itself = False
+    like = b""
     for move in plan.moves:
         if move.kind is Kind.OWN:
             own = _move_own(me.rank, move, owns) or own
         elif move.kind is Kind.SNAPSHOT:
-            received |= _move_snapshot(me.rank, move, target, keeping, objects)
+            got = _move_snapshot(me.rank, move, target, keeping, objects)
+            received |= got
+            from_itself |= got and move.owner == me.rank
         elif me.rank == move.source:
-            send_state(objects, move.receiver)
+            send_state(objects, move.receiver, extra=keeping.at_vote(target - 1))
         elif me.rank == move.receiver:
-            receive_state(objects, move.source)
+            like = receive_state(objects, move.source)
             received = True
-    return Received(own, begun) if received else None
+    if own is None or own.kind != AT_VOTE or me.rank in regroup.partings:
+        like = b""  # as new as the state
+    elif from_itself:
+        like = own.payload  # the snapshot, taken at the end of the step, has them all
+    return Received(own, begun, like) if received else None
 
 
 def _move_own(rank: int, move: Transfer, owns: Mapping[int, Own | None]) -> Own | None:

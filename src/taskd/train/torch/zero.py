@@ -37,6 +37,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         parameters = list(params)
         if not parameters or not all(isinstance(each, torch.Tensor) for each in parameters):
             raise ValueError("give one list of parameters; parameter groups cannot be shared out")
+        kinds = {(each.dtype, each.device) for each in parameters}
+        if len(kinds) > 1:
+            # They are gathered as one tensor, which would give all of them the type of the first.
+            raise ValueError(
+                f"give parameters of one type on one device; these are of {sorted(map(str, kinds))}"
+            )
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         if copies < 1 or size % copies:
             raise ValueError(f"{size} ranks cannot be parted into {copies} halves that keep the same shares")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.train.runs import DDP, STEPS, Run, read_run, train
+from tests.train.runs import A_PAIR, DDP, ONE_NODE, STEPS, WORLD, Run, read_run, train
 
 
 @pytest.fixture
@@ -19,13 +19,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs without faults, each made once in a session: neither nodes nor pauses may change a bit."""
     runs: dict[tuple[object, ...], Run] = {}
 
-    def run(*script_args: str, script: str = DDP, steps: int = STEPS) -> Run:
-        key = (script, steps, *script_args)
+    def run(*script_args: str, script: str = DDP, steps: int = STEPS, world: int = WORLD) -> Run:
+        key = (script, steps, world, *script_args)
         if key not in runs:
             home = tmp_path_factory.mktemp("undisturbed")
-            job = train(home, *script_args, "--pause", "0", script=script, steps=steps)
+            nodes = ONE_NODE if world == WORLD else A_PAIR
+            job = train(home, *script_args, "--pause", "0", script=script, steps=steps, nodes=nodes)
             assert [] == job.timeline()
-            found = read_run(home)
+            found = read_run(home, world)
             assert {steps} == {len(losses) for losses, _ in found.values()}
             runs[key] = found
         return runs[key]

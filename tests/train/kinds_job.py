@@ -4,19 +4,21 @@ All have tied, frozen, turned and 0-dimensional weights, batch norm, an averaged
 one. ``clip``: AMP's scaler with clipping, so gradients are unscaled before the vote. ``fused``: a scaler that
 lets a fused optimizer unscale. ``closure``: an optimizer that computes the loss itself. ``lbfgs``: one whose
 state is lists and numbers. ``sparse``: sparse gradients, with the optimizer that they need, and another one.
-``master``: 64-bit state of 32-bit parameters. ``compiled``: a compiled module.
+``master``: 64-bit state of 32-bit parameters. ``muon``: an optimizer that talks to the others in its update.
+``compiled``: a compiled module.
 """
 
 import argparse
+import atexit
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -28,6 +30,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--kind", required=True)
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--die", default="", help="POINT:RANK:STEP")
 args = parser.parse_args()
 
@@ -41,7 +44,8 @@ def at(here: str, step: int) -> None:
     """Be killed here, if this is the place."""
     if mortal and here == point and step == int(when):
         time.sleep(0.1)  # the others are in their next collective by now
-        os.kill(os.getpid(), signal.SIGKILL)
+        (args.out / f"doomed-{os.getpid()}").touch()
+        time.sleep(3600)  # the test kills from outside
 
 
 class Net(nn.Module):
@@ -91,6 +95,28 @@ class Master(torch.optim.Optimizer):
         return closure
 
 
+class Muon(torch.optim.Optimizer):
+    """Each rank works on its share of the parameters; the others get the result at once."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+        self.updates = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update one parameter after the other."""
+        for group in self.param_groups:
+            for number, each in enumerate(group["params"]):
+                change = torch.zeros_like(each)
+                if number % job.world_size == job.rank:
+                    change = torch.sign(each.grad)
+                at(f"share{number}", self.updates)
+                dist.all_reduce(change)
+                each.sub_(change, alpha=group["lr"])
+        self.updates += 1
+        return closure
+
+
 torch.set_num_threads(1)
 torch.manual_seed(3)
 model = Net()
@@ -107,6 +133,8 @@ match args.kind:
         optimizers = [torch.optim.SparseAdam([model.words.weight]), torch.optim.AdamW(rest)]
     case "master":
         optimizers = [Master(trained)]
+    case "muon":
+        optimizers = [Muon(trained)]
     case _:
         optimizers = [torch.optim.AdamW(trained, fused=args.kind == "fused")]
 average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -191,3 +219,5 @@ with (args.out / f"ledger-{job.rank}.jsonl").open("a") as ledger:
         ledger.write(json.dumps({"step": done, "loss": result.hex(), "pid": os.getpid()}) + "\n")
         ledger.flush()
 (args.out / f"digest-{job.rank}.txt").write_text(digest(state))
+atexit._run_exitfuncs()
+os._exit(0)  # torch takes a second to leave an interpreter, and nothing here is about that

@@ -18,11 +18,13 @@ HERE = Path(__file__).parent
 DDP = str(HERE / "ddp_job.py")
 TOPOLOGY = str(HERE / "topology_job.py")
 USAGE = str(HERE / "usage_job.py")
+KINDS = str(HERE / "kinds_job.py")
 
 WORLD = 4
 STEPS = 20
 MANY_STEPS = 60  # where commands are given one after the other while it trains
 ONE_NODE = ("--nproc-per-node", "4", "--spares", "2")
+A_PAIR = ("--nproc-per-node", "2", "--spares", "1")
 TWO_NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "1")
 
 # The losses and the digest at the end, of each rank.
@@ -101,10 +103,10 @@ def read_ledger(home: Path, rank: int) -> dict[int, str]:
     return losses
 
 
-def read_run(home: Path) -> Run:
+def read_run(home: Path, world: int = WORLD) -> Run:
     """Return what every rank has computed."""
     return {
-        rank: (read_ledger(home, rank), (home / f"digest-{rank}.txt").read_text()) for rank in range(WORLD)
+        rank: (read_ledger(home, rank), (home / f"digest-{rank}.txt").read_text()) for rank in range(world)
     }
 
 
@@ -114,7 +116,7 @@ def assert_same(expected: Run, home: Path, killed: tuple[int, ...] = ()) -> None
     Once every rank has voted a step counts; a rank that is killed then takes its own result of it along. So a
     killed rank may miss one line a death, and nobody else any.
     """
-    for rank, (losses, digest) in read_run(home).items():
+    for rank, (losses, digest) in read_run(home, len(expected)).items():
         wanted, end = expected[rank]
         missing = set(wanted) - set(losses)
         assert len(missing) <= killed.count(rank), f"rank {rank} lost {sorted(missing)}"

@@ -118,7 +118,7 @@ class Engine:
         self._attempted = -1
         self._voted = False
         self._updates = 0
-        self._calls_after = 0
+        self._calls_before = self._calls_after = 0
         self._careful = False
         self._moving = False
         self._until = -1
@@ -329,12 +329,15 @@ class Engine:
         if isinstance(optimizer, ShardedOptimizer):
             optimizer.prepare()  # all that it needs from others; nothing is changed by it
         self._vote(step)
+        self._calls_before = self.groups.calls
 
     def _after_update(self, *_: object) -> None:
         """Count the step: its update is made, and nobody else is needed."""
         if self._attempted == self._step and not self._careful:
             self._commit(self._step)
             self._calls_after = self.groups.calls
+            # One that talks to the others in the midst of its update (Muon's do) needs a way back as well.
+            self._careful |= self._calls_before != self._calls_after
         self._updates += 1
 
     def _vote(self, step: int) -> None:

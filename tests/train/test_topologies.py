@@ -79,8 +79,11 @@ def test_a_killed_rank_gets_its_part_from_its_replica(
 def test_without_a_replica_a_rank_comes_back_from_its_snapshot(
     tmp_path: Path, undisturbed: Callable[[str], Run]
 ) -> None:
-    """Plain FSDP: the part of a killed rank is only in its node's shared memory."""
-    train("fsdp", tmp_path, "--die", "backward:1:6")
+    """Plain FSDP: the part of a killed rank is only in its node's shared memory.
+
+    Also what the script does to registered state in the body of the loop is in it.
+    """
+    train("fsdp", tmp_path, "--die", "backward:1:6", "--outside")
 
     assert_same(undisturbed("fsdp"), tmp_path, (1,))
     assert [1, 2, 1, 1] == count_processes(tmp_path)

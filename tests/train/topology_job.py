@@ -36,6 +36,7 @@ parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--die", action="append", default=[])
+parser.add_argument("--outside", action="store_true", help="turn the schedule in the body of the loop")
 parser.add_argument("--corrupt", default="", help="RANK:STEP, its newest snapshot; killed then")
 parser.add_argument("--raise", dest="raising", action="append", default=[])
 args = parser.parse_args()
@@ -250,12 +251,15 @@ def train_step(step: int) -> float:
     if args.kind != "pp":
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    scheduler.step()
+    if not args.outside:
+        scheduler.step()
     return float(loss.item())
 
 
 ledger = args.out / f"ledger-{job.rank}.jsonl"
 for done, value in job.steps(train_step, until=args.steps):
+    if args.outside:
+        scheduler.step()
     with ledger.open("a") as file:
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
 (args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))

@@ -114,6 +114,7 @@ class Engine:
         # Where it is: steps that count, steps that the script was told of, and the attempt under way.
         self._step = 0
         self._told = 0
+        self._kept = 0
         self._start = 0
         self._attempted = -1
         self._voted = False
@@ -183,9 +184,11 @@ class Engine:
         if self._has_state:
             self._worker.ready()
         self._until, self._outside = until, None
+        self._kept = self._step
         while True:
             if self._pending is not None and not self._settle():
                 continue
+            self._keep()
             if self._step >= until:
                 self.saver.finish()
                 self._keeping.keep_last()
@@ -246,7 +249,8 @@ class Engine:
                 self._take_back(step)
                 self._come_together(complete=False)
         else:
-            self._after_step(started)
+            self._watch.pace_s = max(0.9 * self._watch.pace_s, time.monotonic() - started)
+            self.replaying = False
             return result, True
         if self._step > step:
             # The update had been made; only what the step did after it was lost, and so was its result.
@@ -284,13 +288,15 @@ class Engine:
         self._vote(step)
         self._commit(step)
 
-    def _after_step(self, started: float) -> None:
+    def _keep(self) -> None:
+        """Begin to copy what was committed, after the body of the loop: a script may turn a schedule there."""
+        if self._kept == self._step:
+            return
+        self._kept = self._step
         self._keeping.committed(self._step, self._objects)
         if self.saver.due(self._step):
             own = self._own.capture(self._objects, self._feed.place())
             self.saver.take(self._step, self._objects, own, self._step - self._start)
-        self._watch.pace_s = max(0.9 * self._watch.pace_s, time.monotonic() - started)
-        self.replaying = False
 
     def _another_try(self, error: Exception, step: int) -> bool:
         """Tell whether the step is to be tried again: a fault elsewhere explains the error, or it may pass.
@@ -527,7 +533,7 @@ class Engine:
                 raise
             self._come_together(complete=False)
             return False
-        self._pending = None
+        self._pending, self._kept = None, self._step
         self._keeping.clear_before()
         self._worker.ready()
         return True

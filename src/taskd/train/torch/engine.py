@@ -289,7 +289,7 @@ class Engine:
         self._commit(step)
 
     def _keep(self) -> None:
-        """Begin to copy what was committed, after the body of the loop: a script may turn a schedule there."""
+        """Begin to copy what was committed, after the body of the loop: a schedule may be turned there."""
         if self._kept == self._step:
             return
         self._kept = self._step

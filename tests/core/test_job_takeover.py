@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from taskd.core import endings, jobread, nodestate
+from taskd.core import endings, jobread, nodestate, restarting
 from taskd.core import job as machine
 from taskd.core import node as agent
 from taskd.core.exits import Exit, ExitCode
@@ -24,6 +24,7 @@ from taskd.core.messages import (
     NodePhase,
     Order,
     OrderDone,
+    Recover,
     Report,
     Start,
     Stop,
@@ -34,7 +35,7 @@ from taskd.core.messages import (
     WorkerView,
 )
 from taskd.core.status import JobPhase
-from tests.core.scenes import KILLED, scene
+from tests.core.scenes import KILLED, Scene, scene
 
 
 @dataclass
@@ -277,3 +278,53 @@ def test_an_ending_that_was_decided_outlives_its_manager() -> None:
     play.report("1", OrderDone(jobread.FINISH_ORDER, ok=True))
     play.step(Ticked(play.at(endings.REACH_S)))
     assert (JobPhase.ENDED, 4) == (play.job.phase, play.job.incidents)
+
+
+def takeover_scene(*awaited: str) -> Scene:
+    """A manager that was born on another machine, since that of node 0 and of the manager is gone."""
+    play = scene(2)
+    play.job = replace(
+        play.job, absent=frozenset({"0"}), awaited=frozenset(awaited), manager_node="1", lost_at=play.now - 3
+    )
+    return play
+
+
+def announce_survivor(play: Scene) -> None:
+    """Node 1 announces that its rank runs and keeps its state."""
+    old = scene(2).running()
+    keeper = replace(old.view("1", WorkerState.JOINED), step=5, ready=True)
+    play.announce("1", phase=NodePhase.RUNNING, generation=1, plan=old.job.plan, workers=(keeper,))
+
+
+def test_a_manager_on_another_machine_gives_the_lost_ranks_to_the_spare_node() -> None:
+    """It waits for the spare nodes that it knows to be alive, and not for the machine that is lost."""
+    play = takeover_scene("1", "spare")
+    announce_survivor(play)
+    assert [] == play.orders(Recover)
+
+    play.announce("spare")
+
+    assert ["spare", "1"] == play.orders(Recover)
+    assert JobPhase.RECOVERING == play.job.phase
+    incident = play.incidents[1]
+    assert ("node", "recover") == (incident.kind, incident.strategy)
+    assert "node 0 was lost, with the manager on its machine; node 1 manages the job now" == incident.what
+    assert incident.started_at == play.job.lost_at
+
+
+def test_a_manager_on_another_machine_without_spares_waits_for_the_lost_node_in_a_recovery() -> None:
+    """As for any lost node: the survivors are brought together at once, and the node is awaited."""
+    play = takeover_scene("1")
+    announce_survivor(play)
+
+    assert ["1"] == play.orders(Recover)
+    assert "as soon as node 0 is back" in play.job.reason
+
+
+def test_a_manager_on_another_machine_does_not_wait_for_ever_for_the_living() -> None:
+    """A spare node that died meanwhile holds nobody up."""
+    play = takeover_scene("1", "spare")
+    announce_survivor(play)
+    play.step(Ticked(play.at(restarting.LATE_S)))
+
+    assert ["1"] == play.orders(Recover)

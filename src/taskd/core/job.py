@@ -29,6 +29,7 @@ from taskd.core.jobread import (
     is_member,
     member_views,
     newer_view,
+    newest_plan,
     node_label,
     note_progress,
     refuse_stale,
@@ -90,6 +91,7 @@ from taskd.core.restarting import (
     begin,
     countable_nodes,
     gather_again,
+    lost_with_manager,
     order_start,
     restart_all,
     when_started,
@@ -268,10 +270,10 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
     # A node may obey a generation without having its plan: it was only told to stop it, or it waits for older
     # processes to end. So the newest generation and the newest plan are looked for separately.
     generation = max(node.generation for node in usable.values())
-    plans = [node.announce.plan for node in usable.values() if node.announce.plan is not None]
-    if not plans:
+    plan = newest_plan(job)
+    if plan is None:
         return begin(replace(job, generation=generation), now)
-    plan = max(plans, key=lambda each: (each.generation, each.moves))
+    lost = lost_with_manager(job)
     job = replace(
         job,
         plan=plan,
@@ -312,11 +314,19 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
             return found, effects
     proposal = propose(job) if not stopped and plan.generation == generation else ""
     if not isinstance(proposal, str):
-        what = "the manager was replaced in the middle of a recovery"
-        fault = Fault("manager", Culprit("", what, ExitCode.FAILED))
-        return begin_recovery(job, now, stamp, proposal, fault)
-    what = "the manager was replaced in the middle of a restart"
-    return restart_all(job, now, stamp, Fault("manager", Culprit("", what, ExitCode.FAILED)))
+        return begin_recovery(job, now, stamp, proposal, _why_resumed(job, lost, "recovery"))
+    return restart_all(job, now, stamp, _why_resumed(job, lost, "restart"))
+
+
+def _why_resumed(job: Job, lost: list[str], busy_with: str) -> Fault:
+    """Say why a newborn manager does not simply go on."""
+    if not lost:
+        what = f"the manager was replaced in the middle of a {busy_with}"
+        return Fault("manager", Culprit("", what, ExitCode.FAILED))
+    names = " and ".join(f"node {node_label(job, node)}" for node in lost)
+    where = f"node {node_label(job, job.manager_node)}"
+    what = f"{names} was lost, with the manager on its machine; {where} manages the job now"
+    return Fault("node", Culprit(lost[0], what, ExitCode.FAILED), noticed_at=job.lost_at)
 
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from taskd.core.incidents import Incident
 from taskd.core.jobstate import Effect, Ending, Fault, Job, Node, RecordIncident, Refuse, SendOrder
-from taskd.core.launch import NodePlace
+from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
 from taskd.core.status import PhaseName
 
@@ -25,9 +25,10 @@ def finish_order(job: Job, ending: Ending) -> Finish:
 def open_incident(job: Job, now: float, stamp: float, fault: Fault) -> tuple[Incident, tuple[Effect, ...]]:
     """Make the incident of a fault, and close the one that it interrupts."""
     number, report = job.incidents + 1, fault.report
+    noticed_at = report.noticed_at if report else fault.noticed_at
     incident = Incident(
         number=number,
-        started_at=min(now, report.noticed_at) if report and report.noticed_at else now,
+        started_at=min(now, noticed_at or now),
         stamp=stamp,
         kind=fault.kind,
         what=fault.culprit.what,
@@ -155,6 +156,14 @@ def choose_nodes(job: Job) -> list[Node]:
         return rank, node.order_of_joining
 
     return sorted(usable, key=precedence)[: job.options.max_nodes]
+
+
+def newest_plan(job: Job) -> Plan | None:
+    """Return the latest plan that a usable node announced."""
+    plans = [
+        node.announce.plan for node in job.nodes.values() if node.usable and node.announce.plan is not None
+    ]
+    return max(plans, key=lambda each: (each.generation, each.moves), default=None)
 
 
 def stop_leftovers(job: Job, node: Node) -> tuple[Effect, ...]:

@@ -91,6 +91,10 @@ class Job:
     testimonies: Mapping[int, Statement] = field(default_factory=dict)
     switch: "Switch | None" = None
     parting: "Parting | None" = None
+    absent: frozenset[str] = frozenset()  # nodes that were lost with an earlier manager's machine
+    awaited: frozenset[str] = frozenset()  # nodes that were seen alive then, spare ones among them
+    manager_node: str = ""  # where the manager is, if it took over from such a machine
+    lost_at: float = 0.0  # when that machine was missed first
     reserved: int = 0  # the highest generation that was promised to the standbys of a switch
 
 
@@ -138,6 +142,7 @@ class Fault:
     culprit: "Culprit"
     failure: Failure | None = None
     report: WorkerExited | None = None
+    noticed_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

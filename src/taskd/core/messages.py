@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from taskd.core.exits import Exit
 from taskd.core.launch import FaultKind, JobOptions, Plan
+from taskd.core.succession import Candidate, Term
 from taskd.core.testimony import Statement
 
 MANAGER = "manager"
@@ -257,12 +258,27 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class ProxyHello:
-    """A proxy opens its stream to the manager."""
+    """A proxy opens its stream to the manager. ``standby`` is where its node could host one itself.
+
+    The term and the version are those of the roster that it keeps.
+    """
 
     node: str
     pid: int
     incarnation: str
     token: str = ""
+    standby: Candidate | None = None
+    term: Term = field(default_factory=Term)
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RosterKept:
+    """A proxy has a roster on disk. Said again and again: it is also the node's sign of life."""
+
+    node: str
+    term: Term
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +489,7 @@ class Upstream:
 
     incarnation: str
     anew: bool = False
+    term: Term = field(default_factory=Term)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from taskd.core.jobread import (
     is_member,
     is_quiet,
     member_views,
+    newest_plan,
     next_generation,
     open_incident,
     stop_leftovers,
@@ -98,11 +99,23 @@ def countable_nodes(job: Job) -> list[Node]:
 
 def why_wait(job: Job, nodes: list[Node], now: float) -> str:
     """Say for how many nodes the job waits; empty if it may begin with these."""
-    enough = len(nodes) >= job.options.max_nodes and not _is_somebody_late(job, now)
+    there = len(nodes) + len(lost_with_manager(job))
+    enough = there >= job.options.max_nodes and not _is_somebody_late(job, now)
     last_call = len(nodes) >= job.options.min_nodes and now - job.since >= job.options.last_call_s
     if enough or last_call:
         return ""
     return f"waiting for {job.options.max_nodes - len(nodes)} of {job.options.max_nodes} nodes"
+
+
+def lost_with_manager(job: Job) -> list[str]:
+    """Return the members of the running plan that a newborn manager need not wait for.
+
+    They were on the machine whose place it took, so their ranks are replaced as those of any lost node.
+    """
+    plan = newest_plan(job)
+    if job.generation or plan is None:
+        return []
+    return [place.node for place in plan.places if place.node in job.absent and place.node not in job.nodes]
 
 
 def gather_again(job: Job, now: float) -> Outcome:
@@ -117,13 +130,14 @@ def gather_again(job: Job, now: float) -> Outcome:
 def _is_somebody_late(job: Job, now: float) -> bool:
     """Tell whether a newborn manager should wait for a member of the running plan that has not spoken yet.
 
-    Where there are spare nodes, enough nodes may be there without it, and its ranks would be given away.
+    Where there are spare nodes, enough nodes may be there without it, and its ranks would be given away. One
+    that took over from another machine waits for the spare nodes too: it needs them at once.
     """
     if job.generation or now - job.since >= LATE_S:
         return False
-    plans = [node.announce.plan for node in job.nodes.values() if node.announce.plan is not None]
-    newest = max(plans, key=lambda each: (each.generation, each.moves), default=None)
-    return newest is not None and any(place.node not in job.nodes for place in newest.places)
+    newest = newest_plan(job)
+    members = {place.node for place in newest.places} - job.absent if newest else set()
+    return any(node not in job.nodes for node in members | job.awaited)
 
 
 def begin(job: Job, now: float) -> Outcome:
@@ -132,11 +146,13 @@ def begin(job: Job, now: float) -> Outcome:
     if not chosen:
         return job, ()
     first = chosen[0]
+    at = job.options.master_addr or first.announce.addr
     plan = Plan(
         # Also above what a node reached under a manager that this one never heard of.
         generation=max(next_generation(job), *(1 + node.generation for node in chosen)),
         restart_count=job.restarts,
-        master_addr=job.options.master_addr or first.announce.addr,
+        # Where rank 0 is: the given address is that of node rank 0, whose machine may be lost.
+        master_addr=first.announce.addr if first.announce.wants_rank > 0 else at,
         master_port=job.options.master_port or first.free_port,
         places=compute_places([(node.key, node.announce.local_world) for node in chosen]),
         faults=dict(job.budget.used),

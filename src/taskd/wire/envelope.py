@@ -6,7 +6,7 @@ envelope and is decoded only where it is acted on.
 
 import msgspec
 
-from taskd.core import messages
+from taskd.core import messages, succession
 from taskd.core.delivery import Packet
 
 Message = (
@@ -24,6 +24,8 @@ Message = (
     | messages.Through
     | messages.Beat
     | messages.ProxyHello
+    | messages.RosterKept
+    | succession.Roster
     | messages.AgentGone
     | messages.FaultDue
     | messages.Start

@@ -54,6 +54,7 @@ class JobRecord:
     cwd: str = ""
     host: str = ""
     scratch: str = ""
+    run: str = ""
 
 
 # --- places ----------------------------------------------------------------------------------------------
@@ -126,6 +127,18 @@ def write_record(record: JobRecord) -> None:
     if not record.host:
         record = replace(record, host=socket.gethostname())
     _write_atomic(_own_dir(record.job) / _RECORD, msgspec.json.encode(record))
+
+
+def adopt_job(record: JobRecord) -> None:
+    """Write the record of a job that this machine manages from now on.
+
+    What an earlier job of the same name left here is not its history. Where the machines share a home, it is.
+    """
+    old = _read(job_dir(record.job) / _RECORD, JobRecord)
+    if old is None or old.run != record.run:
+        for name in (_STATUS, _TIMELINE):
+            (job_dir(record.job) / name).unlink(missing_ok=True)
+    write_record(record)
 
 
 def read_record(job: str) -> JobRecord:

@@ -23,8 +23,11 @@ from taskd.core.exits import ExitCode
 from taskd.core.incidents import describe_news
 from taskd.core.launch import LaunchSpec, ProgramKind
 from taskd.core.status import IncidentStatus
+from taskd.core.succession import Follow, TakeOver, Term
 from taskd.kit import jobs
 from taskd.kit.machine import remove_tree
+from taskd.launcher.heir import Heir
+from taskd.launcher.lookout import held_address
 from taskd.launcher.notices import drop_missing_preloads, say, slow_imports_notice
 from taskd.launcher.places import NodeDirs, node_dirs, remove_scratch
 from taskd.launcher.roles import RoleProcess
@@ -59,6 +62,14 @@ class Launcher:
         if not self._token and spec.max_nodes == spec.local_nodes and not external_manager:
             self._token = secrets.token_hex(16)
         self._scratch = secrets.token_hex(3)
+        self._run_id = secrets.token_hex(6)
+        self._address = topology.manager_addr
+        self._keepers: list[asyncio.Future[None]] = []
+        self._watch: asyncio.Future[None] | None = None
+        self._heir: Heir | None = None
+        if topology.standby_port is not None and not external_manager:
+            standby = held_address(topology.standby_port)
+            self._heir = Heir(spec.job, self._token, topology.nodes[0].key, standby, self)
         self._dirs = {node.key: node_dirs(spec.job, node.key, self._scratch) for node in topology.nodes}
         self._manager: RoleProcess | None = None
         self._agents: dict[str, RoleProcess] = {}
@@ -74,33 +85,55 @@ class Launcher:
 
     async def run(self) -> int:
         """Run the job; returns its exit code."""
-        self._record()
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            loop.add_signal_handler(sig, self._on_signal, sig)
-        keepers: list[asyncio.Future[None]] = []
         try:
+            await self._find_place()
+            self._record()
+            loop = asyncio.get_running_loop()
+            for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                loop.add_signal_handler(sig, self._on_signal, sig)
             if self._hosts:
-                self._manager = RoleProcess("manager", "taskd.manager", self._manager_config, self._on_note)
-                keepers.append(asyncio.ensure_future(self._manager.run()))
+                self._start_manager()
             for node in self._topology.nodes:
                 self._dirs[node.key].make()
                 self._proxies[node.key] = self._proxy_role(node)
                 self._agents[node.key] = self._agent_role(node)
-                keepers.append(asyncio.ensure_future(self._proxies[node.key].run()))
-                keepers.append(asyncio.ensure_future(self._agents[node.key].run()))
-            await self._wait_until_over(keepers)
+                self._keepers.append(asyncio.ensure_future(self._proxies[node.key].run()))
+                self._keepers.append(asyncio.ensure_future(self._agents[node.key].run()))
+            await self._wait_until_over(self._keepers)
             return await self._goodbye()
         finally:
             for role in self._roles():
                 role.finished.set()
                 role.kill()
-            await asyncio.gather(*keepers, return_exceptions=True)
-            if self._topology.held_port is not None:
-                self._topology.held_port.close()
+            if self._watch is not None:
+                self._watch.cancel()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+            if self._heir is not None:
+                await self._heir.close()
+            for held in (self._topology.held_port, self._topology.standby_port):
+                if held is not None:
+                    held.close()
             for dirs in self._dirs.values():
                 remove_tree(dirs.shm)
                 remove_tree(dirs.tmp)
+
+    async def _find_place(self) -> None:
+        """Find out whether this launcher is to host the manager; another machine may have taken that over."""
+        heir = self._heir
+        if heir is None or self._topology.standby_port is None:
+            return
+        await heir.open(self._topology.standby_port.getsockname()[0])
+        later = await heir.look_back()
+        if later is not None:
+            if self._hosts:
+                say(f"node {later.term.node} manages this job by now; this launcher joins it there")
+            self._hosts = False
+            heir.term, heir.manager = later.term, later.manager
+            self._address = later.manager
+        elif self._hosts:
+            heir.begin(self._run_id)
+        self._watch = asyncio.ensure_future(heir.keep())
+        self._keepers.append(self._watch)
 
     async def _wait_until_over(self, keepers: list[asyncio.Future[None]]) -> None:
         over = asyncio.ensure_future(self._over.wait())
@@ -114,6 +147,40 @@ class Launcher:
         finally:
             over.cancel()
 
+    # --- succession --------------------------------------------------------------------------------------
+
+    def follow(self, where: Follow) -> None:
+        """Send the proxy to another manager."""
+        self._address = where.manager
+        for proxy in self._proxies.values():
+            proxy.tell(follow=where)
+
+    def take_over(self, deed: TakeOver, run: str) -> None:  # noqa: ARG002 - the deed is for the heir
+        """Host the manager from now on."""
+        self._hosts, self._run_id = True, run
+        self._start_manager()
+        try:
+            jobs.adopt_job(self._make_record())
+        except (OSError, jobs.JobLookupError) as error:
+            say(f"the job cannot be made known here: {error}")
+
+    def stand_down(self) -> None:
+        """End the manager that this launcher hosts; it has decided nothing."""
+        manager, self._manager, self._hosts = self._manager, None, False
+        if manager is not None:
+            manager.finished.set()
+            manager.kill()
+
+    def superseded(self, why: str) -> None:
+        """End everything here: the job goes on elsewhere."""
+        self._fatal_code = int(ExitCode.NODES_MISSING)
+        self._end_with(why)
+
+    def tell(self, what: str) -> None:
+        """Tell the person at the console."""
+        if not self._over.is_set():
+            say(what)
+
     # --- roles -------------------------------------------------------------------------------------------
 
     def _roles(self) -> list[RoleProcess]:
@@ -125,12 +192,20 @@ class Launcher:
         wanted = os.environ.get("TASKD_LOG_PATH", "")
         return Path(wanted) if wanted else jobs.logs_dir(self._spec.job) / "roles"
 
+    def _start_manager(self) -> None:
+        self._manager = RoleProcess("manager", "taskd.manager", self._manager_config, self._on_manager_note)
+        self._keepers.append(asyncio.ensure_future(self._manager.run()))
+
     def _manager_config(self) -> ManagerConfig:
+        host, port = self._topology.manager_host, self._topology.manager_port
+        if self._topology.standby_port is not None:
+            host, port = self._topology.standby_port.getsockname()[:2]
         return ManagerConfig(
             job=self._spec.job,
             options=self._spec.options(),
-            host=self._topology.manager_host,
-            port=self._topology.manager_port,
+            host=host,
+            port=port,
+            succession=self._heir.succession() if self._heir is not None else None,
             token=self._token,
             log_file=str(self._role_logs() / "manager.log"),
             metrics_port=_port_from_env("TASKD_METRICS_PORT"),
@@ -140,19 +215,28 @@ class Launcher:
 
     def _proxy_role(self, node: LocalNode) -> RoleProcess:
         dirs = self._dirs[node.key]
+        heir = self._heir
 
         def config() -> ProxyConfig:
             dirs.make()
             return ProxyConfig(
                 job=self._spec.job,
                 node=node.key,
-                manager=self._topology.manager_addr,
+                manager=self._address,
                 socket=dirs.socket,
                 token=self._token,
                 log_file=str(self._role_logs() / f"taskd-proxy-{node.key}-{int(time.time())}.log"),
+                term=heir.term if heir is not None else Term(),
+                standby=heir.me if heir is not None else None,
+                roster_file=heir.roster_file if heir is not None else "",
             )
 
-        return RoleProcess(f"proxy of node {node.key}", "taskd.proxy", config, self._on_note)
+        def heard(name: str, note: Mapping[str, object]) -> None:
+            if heir is not None:
+                heir.on_proxy_note(note)
+            self._on_note(name, note)
+
+        return RoleProcess(f"proxy of node {node.key}", "taskd.proxy", config, heard)
 
     def _agent_role(self, node: LocalNode) -> RoleProcess:
         dirs = self._dirs[node.key]
@@ -189,10 +273,17 @@ class Launcher:
 
     # --- what the roles say ------------------------------------------------------------------------------
 
+    def _on_manager_note(self, name: str, note: Mapping[str, object]) -> None:
+        if self._heir is not None:
+            self._heir.on_manager_note(note)
+        self._on_note(name, note)
+
     def _on_note(self, name: str, note: Mapping[str, object]) -> None:
         if "listening" in note:
             self._listening.set()
         if "fatal" in note:
+            code = note.get("code")
+            self._fatal_code = code if isinstance(code, int) else self._fatal_code
             self._end_with(str(note["fatal"]))
         if "incident" in note:
             self._tell_incident(note["incident"])
@@ -258,7 +349,8 @@ class Launcher:
             return
         say(f"{why}; stopping in order (once more ends at once)")
         self._signal_code = code
-        if self._manager is not None:
+        undecided = self._heir is not None and self._heir.undecided
+        if self._manager is not None and not undecided:
             self._manager.tell(stop=why, code=code)
         else:
             for agent in self._agents.values():
@@ -301,18 +393,21 @@ class Launcher:
         for abandoned in jobs.sweep():
             jobs.close_abandoned(abandoned, "its launcher was killed", time.time())
             remove_scratch(abandoned.job, abandoned.scratch)
-        jobs.open_job(
-            jobs.JobRecord(
-                job=self._spec.job,
-                launcher_pid=os.getpid(),
-                launcher_start_ticks=jobs.read_start_ticks(os.getpid()) or 0,
-                manager_addr=self._topology.manager_addr,
-                token=self._token,
-                created_stamp=time.time(),
-                argv=tuple(sys.argv),
-                cwd=str(Path.cwd()),
-                scratch=self._scratch,
-            )
+        jobs.open_job(self._make_record())
+
+    def _make_record(self) -> jobs.JobRecord:
+        heir = self._heir
+        return jobs.JobRecord(
+            job=self._spec.job,
+            launcher_pid=os.getpid(),
+            launcher_start_ticks=jobs.read_start_ticks(os.getpid()) or 0,
+            manager_addr=heir.manager if heir is not None else self._topology.manager_addr,
+            token=self._token,
+            created_stamp=time.time(),
+            argv=tuple(sys.argv),
+            cwd=str(Path.cwd()),
+            scratch=self._scratch,
+            run=self._run_id,
         )
 
 
@@ -353,6 +448,8 @@ def run_job(spec: LaunchSpec) -> int:
         check_surroundings()
         prepare_environment()
         topology = decide_topology(spec)
+        if spec.rdzv_backend == "c10d" and spec.max_nodes > spec.local_nodes:
+            spec = replace(spec, master_addr="")  # rank 0 is wherever it comes up
         _port_from_env("TASKD_METRICS_PORT")
         launcher_spec = replace(spec, manager_port=topology.manager_port)
         return asyncio.run(_run(launcher_spec, topology))

@@ -25,13 +25,17 @@ class LocalNode:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who is where. ``held_port`` keeps the manager's port while there is no manager to listen on it."""
+    """Who is where. ``held_port`` keeps the manager's port while there is no manager to listen on it.
+
+    ``standby_port`` is where this machine could host the manager itself, should the manager's be lost.
+    """
 
     hosts_manager: bool
     manager_host: str
     manager_port: int
     nodes: tuple[LocalNode, ...]
     held_port: socket.socket | None = None
+    standby_port: socket.socket | None = None
 
     @property
     def manager_addr(self) -> str:
@@ -82,7 +86,9 @@ def _fixed_ranks(spec: LaunchSpec) -> Topology:
         if spec.master_port and not is_port_free(host, spec.master_port):
             raise LaunchError(f"port {spec.master_port} of {host} is in use; choose another --master-port")
     addr = spec.local_addr or (_resolve(spec.master_addr) if hosts else own_address(spec.master_addr))
-    return Topology(hosts, host, port, (LocalNode(str(rank), rank, addr),), held)
+    return Topology(
+        hosts, host, port, (LocalNode(str(rank), rank, addr),), held, held or _standby(addr, host, port)
+    )
 
 
 def _meeting_point(spec: LaunchSpec) -> Topology:
@@ -94,7 +100,19 @@ def _meeting_point(spec: LaunchSpec) -> Topology:
     addr = spec.local_addr or (host if here else own_address(endpoint))
     held = reserve_port(host, port) if here else None
     node = LocalNode(secrets.token_hex(4), -1, addr)
-    return Topology(held is not None, host, port, (node,), held)
+    return Topology(held is not None, host, port, (node,), held, held or _standby(addr, host, port))
+
+
+def _standby(addr: str, manager_host: str, port: int) -> socket.socket | None:
+    """Hold a port for a manager that may have to run here one day; the same as everywhere if it is free.
+
+    Not where the first manager will be: its launcher may come later, and would find its port taken.
+    """
+    if os.environ.get("LOCAL_PROXY_ENABLE") == "on":
+        return None  # nodes reach each other only through what stands in between
+    host = os.environ.get("POD_IP") or addr
+    own = reserve_port(host, port) if host != manager_host else None
+    return own or reserve_port(host, 0)
 
 
 def _upstream(address: str) -> str:

@@ -3,9 +3,26 @@
 from dataclasses import dataclass, field
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions, ScheduledFault
+from taskd.core.succession import Roster, Term
 
 # Longer than a launcher needs to replace a proxy that hangs: the node behind it is well.
 NODE_LOST_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """The term of a manager of several machines, and the roster that its launcher knew.
+
+    ``elected`` is False for one that takes over from another machine. The nodes ``lost`` are not expected
+    then; they were missed at ``lost_at``, by the clock of this machine.
+    """
+
+    home: str
+    term: Term
+    roster: Roster
+    elected: bool = True
+    lost: tuple[str, ...] = ()
+    lost_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +44,4 @@ class ManagerConfig:
     port_reserved: bool = False
     node_lost_s: float = NODE_LOST_S
     faults: tuple[ScheduledFault, ...] = field(default_factory=tuple)
+    succession: Succession | None = None

@@ -18,6 +18,7 @@ import msgspec
 
 from taskd.core import job as machine
 from taskd.core.delivery import Conversations
+from taskd.core.exits import ExitCode
 from taskd.core.failures import Budget
 from taskd.core.incidents import close_left_open, describe_news
 from taskd.core.jobstate import (
@@ -39,6 +40,7 @@ from taskd.core.jobstate import (
 )
 from taskd.core.messages import (
     MANAGER,
+    Ack,
     AgentGone,
     Announce,
     Beat,
@@ -52,6 +54,8 @@ from taskd.core.messages import (
     Progress,
     ProxyHello,
     Regroup,
+    Report,
+    RosterKept,
     Save,
     Saved,
     Standing,
@@ -78,6 +82,7 @@ from taskd.links.rpc import ServerStream, serve_rpc
 from taskd.manager.calls import CallError, answer_call
 from taskd.manager.config import ManagerConfig
 from taskd.manager.injection import Injector
+from taskd.manager.office import Office
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
     Envelope,
@@ -110,6 +115,11 @@ class Manager:
         self._lifeline = lifeline
         self.incarnation = secrets.token_hex(6)
         self.job = Job(config.options, since=time.monotonic(), budget=Budget(config.options.max_restarts))
+        self._begin_succession()
+        self._office = Office(config, time.monotonic())
+        self._held: list[Event] = []
+        self._said_alone = False
+        self._ticked_at = time.monotonic()
         self.port = 0
         self._boot_id = boot_id()
         self._started_stamp = time.time()
@@ -125,6 +135,18 @@ class Manager:
         self._injector = Injector(self, config.faults)
         self._over = asyncio.Event()
         self._ending: Ending | None = None
+
+    def _begin_succession(self) -> None:
+        """Take over from a machine that is lost: its nodes are not waited for, all others are."""
+        succession = self._config.succession
+        if succession is not None and succession.lost:
+            self.job = replace(
+                self.job,
+                absent=frozenset(succession.lost),
+                awaited=succession.roster.nodes - frozenset(succession.lost),
+                manager_node=succession.home,
+                lost_at=succession.lost_at,
+            )
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -175,7 +197,9 @@ class Manager:
             if now - last > STALL_S:
                 # This process did not run for a while (stopped, or starved): nobody else is to blame.
                 self._seen = dict.fromkeys(self._seen, now)
-            last = now
+                self._office.forget_all()
+            last = self._ticked_at = now
+            self._check_office(now)
             self._check_leases(now)
             self._apply(Ticked(now, time.time()))
             for node, channel in self._conversations.all():
@@ -184,6 +208,31 @@ class Manager:
             if now - saved >= STATUS_EVERY_S:
                 saved = now
                 self._save_status()
+
+    def _check_office(self, now: float) -> None:
+        """Keep the roster; tell the launcher when nothing may be decided, and go if that stays so."""
+        decides = self._decides(now)
+        alone_s = self._office.alone_s(now, decides=decides)
+        limit_s = self.job.options.join_timeout_s
+        if not decides:
+            self._lifeline.say(alone=alone_s, elected=self._office.elected)
+            if alone_s > limit_s:
+                why = f"more than half of the machines were out of reach for {limit_s:g} s"
+                self._lifeline.say(fatal=why, code=ExitCode.NODES_MISSING)
+        elif self._said_alone:
+            self._lifeline.say(alone=0.0, elected=True)
+        self._said_alone = not decides
+        roster, nodes = self._office.review(now, self.job, self._streams)
+        if roster is not None:
+            for node in nodes:
+                to = proxy_address(node)
+                self._push(node, pack(self._config.job, MANAGER, to, roster, sender=self.incarnation))
+
+    def _decides(self, now: float) -> bool:
+        """Tell whether this manager may decide now; not if it cannot know who is there."""
+        if now - self._ticked_at > STALL_S and self._config.succession is not None:
+            return False
+        return self._office.may_decide(now, self._streams)
 
     def _check_leases(self, now: float) -> None:
         for node, seen in list(self._seen.items()):
@@ -219,6 +268,7 @@ class Manager:
         if envelope.job != self._config.job:
             self._log.warning("refused", why=f"of job {envelope.job!r}", src=envelope.src)
             return None
+        self._office.hear(envelope.src, time.monotonic())
         if envelope.src.startswith("agent/"):
             self._take_from_agent(envelope)
             return None
@@ -238,6 +288,10 @@ class Manager:
                 known = self.job.nodes.get(node)
                 if known is not None:
                     self._apply(Reported(now, time.time(), node, known.incarnation, message))
+            case RosterKept():
+                self._office.kept(message)
+                to = proxy_address(message.node)
+                self._push(message.node, pack(self._config.job, MANAGER, to, Ack(), sender=self.incarnation))
             case WorkerOrderDone():
                 self._gather(message)
             case FaultDue():
@@ -252,12 +306,13 @@ class Manager:
             old.close()
         self._streams[hello.node] = stream
         self._proxy_pids[hello.node] = hello.pid
+        self._office.welcome(hello, time.monotonic())
         self._log.info("proxy_joined", node=hello.node, pid=hello.pid)
         greeting = pack(
             self._config.job,
             MANAGER,
             proxy_address(hello.node),
-            Upstream(self.incarnation),
+            Upstream(self.incarnation, term=self._office.term),
             sender=self.incarnation,
         )
         stream.send(encode_envelope(greeting))
@@ -295,7 +350,7 @@ class Manager:
         if meant != self.incarnation or now - self._asked.get(node, 0.0) < ASK_EVERY_S:
             return
         self._asked[node] = now
-        question = Upstream(self.incarnation, anew=True)
+        question = Upstream(self.incarnation, anew=True, term=self._office.term)
         self._push(
             node,
             pack(self._config.job, MANAGER, agent_address(node), question, sender=self.incarnation),
@@ -343,6 +398,16 @@ class Manager:
     # --- effects -----------------------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
+        if not isinstance(event, StopRequested) and not self._decides(time.monotonic()):
+            # Ticks, beats and what workers say come again; the rest is acted on when others are there.
+            kept = NodeAnnounced | NodeLost | Report
+            if isinstance(event.report if isinstance(event, Reported) else event, kept):
+                self._held.append(event)
+            return
+        if self._held:
+            held, self._held = self._held, []
+            for each in held:
+                self._apply(each)
         before, decided = (self.job.phase, self.job.generation), self.job.ending is not None
         self.job, effects = machine.step(self.job, event)
         if self.job.ending is not None and not decided:
@@ -463,8 +528,11 @@ class Manager:
     def status(self) -> JobStatus:
         """Return the job as it is now."""
         newest = max(self._incidents, default=0)
+        now, job = time.monotonic(), self.job
+        if not self._decides(now):
+            job = replace(job, reason=self._office.describe(now, self._streams))
         return make_status(
-            self.job,
+            job,
             Surroundings(
                 job=self._config.job,
                 manager_pid=os.getpid(),

@@ -1,7 +1,11 @@
 """Start a proxy: ``python -m taskd.proxy`` with its configuration in TASKD_ROLE_CONFIG."""
 
 import asyncio
+from collections.abc import Mapping
 
+import msgspec
+
+from taskd.core.succession import Follow
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import open_log
 from taskd.kit.roles import read_config, run_role
@@ -14,9 +18,15 @@ async def main() -> int:
     config = read_config(ProxyConfig)
     lifeline = Lifeline()
     log = open_log(config.log_file, role="proxy", job=config.job, node=config.node)
-    proxy = Proxy(config, log)
+    proxy = Proxy(config, log, lifeline)
     over = asyncio.Event()
-    lifeline.watch(over.set)
+
+    def told(note: Mapping[str, object]) -> None:
+        if "follow" in note:
+            where = msgspec.convert(note["follow"], Follow)
+            proxy.follow(where.manager, where.term)
+
+    lifeline.watch(over.set, told)
     async with asyncio.TaskGroup() as tasks:
         relay = tasks.create_task(proxy.run())
         beat = tasks.create_task(lifeline.beat())

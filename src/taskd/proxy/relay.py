@@ -3,6 +3,9 @@
 It decides nothing. It keeps what goes up while the manager is away (as long as it is the same manager that
 comes back), tells its children which manager they speak to, sees at once when its agent dies, and answers
 an order to all workers of the node with one message instead of one per worker.
+
+In a job of several machines it also keeps the roster of those who could host the manager, and goes where its
+launcher says when another one does. It never obeys a manager of an earlier term than the one before.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ from taskd.core.messages import (
     LocalHello,
     OrderDone,
     ProxyHello,
+    RosterKept,
     Start,
     Stop,
     Upstream,
@@ -29,8 +33,11 @@ from taskd.core.messages import (
     proxy_address,
 )
 from taskd.core.routing import ALL_RANKS, Hop, decide_route
+from taskd.core.succession import Roster, Term
 from taskd.kit.failpoints import failpoint
+from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
+from taskd.kit.rosters import read_roster, write_roster
 from taskd.links.local import LocalLink, serve_local
 from taskd.links.rpc import ClientStream, connect_rpc
 from taskd.proxy.config import ProxyConfig
@@ -48,6 +55,8 @@ KEPT_MESSAGES = 4096
 WORKER_ORDER_LIMIT_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 SOON_S = 0.005
+KEPT_EVERY_S = 1.0
+SILENCE_S = 5.0
 ORDERS = frozenset({Start.__name__, Stop.__name__})
 REPORTS = frozenset({WorkersStarted.__name__, WorkersStopped.__name__})
 
@@ -63,10 +72,16 @@ class _Gathering:
 class Proxy:
     """The relay of one container."""
 
-    def __init__(self, config: ProxyConfig, log: Log) -> None:
+    def __init__(self, config: ProxyConfig, log: Log, lifeline: Lifeline) -> None:
         """Make a proxy; ``run`` makes it work."""
         self._config = config
         self._log = log
+        self._lifeline = lifeline
+        self._manager = config.manager
+        self._term = config.term
+        self._roster = read_roster(config.roster_file) if config.roster_file else None
+        self._moved = asyncio.Event()
+        self._refused = False
         self.incarnation = secrets.token_hex(6)
         self._agent: LocalLink | None = None
         self._agent_incarnation = ""
@@ -86,36 +101,98 @@ class Proxy:
 
     # --- above -------------------------------------------------------------------------------------------
 
+    def follow(self, manager: str, term: Term) -> None:
+        """Go to another manager."""
+        if term >= self._term:
+            self._log.info("following", address=manager, term=term.number)
+            self._manager, self._term = manager, term
+            self._moved.set()
+
     async def _keep_upstream(self) -> None:
         retry_s = FIRST_RETRY_S
         while True:
+            self._moved.clear()
+            visit = asyncio.ensure_future(self._visit())
+            moved = asyncio.ensure_future(self._moved.wait())
             try:
-                async with connect_rpc(self._config.manager, self._config.token, timeout_s=2.0) as stream:
-                    await self._speak(stream)
-                    retry_s = FIRST_RETRY_S
-            except ConnectionError as error:
-                self._log.info("manager_unreachable", address=self._config.manager, why=str(error))
+                await asyncio.wait({visit, moved}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (visit, moved):
+                    task.cancel()
+                results = await asyncio.gather(visit, moved, return_exceptions=True)
+            if isinstance(results[0], Exception):
+                raise results[0]
+            if results[0] is True or self._moved.is_set():
+                retry_s = FIRST_RETRY_S
             # Spread out, so that a thousand proxies do not come back in the same instant.
             await asyncio.sleep(retry_s * (0.5 + random.random()))
             retry_s = min(retry_s * 2, LAST_RETRY_S)
 
-    async def _speak(self, stream: ClientStream) -> None:
-        hello = ProxyHello(self._config.node, os.getpid(), self.incarnation)
-        await stream.send(encode_envelope(self._to_manager(hello)))
-        sender: asyncio.Future[None] | None = None
+    async def _visit(self) -> bool:
+        """Speak to the manager for as long as it is there; tells whether it was."""
+        address = self._manager
         try:
-            while (data := await stream.receive()) is not None:
+            async with connect_rpc(address, self._config.token, timeout_s=2.0) as stream:
+                await self._speak(stream)
+                return True
+        except ConnectionError as error:
+            self._log.info("manager_unreachable", address=address, why=str(error))
+            self._lifeline.say(manager="away")
+            return False
+
+    async def _speak(self, stream: ClientStream) -> None:
+        roster = self._roster
+        hello = ProxyHello(
+            self._config.node,
+            os.getpid(),
+            self.incarnation,
+            standby=self._config.standby,
+            term=roster.term if roster else Term(),
+            version=roster.version if roster else 0,
+        )
+        await stream.send(encode_envelope(self._to_manager(hello)))
+        tasks: list[asyncio.Future[None]] = []
+        try:
+            while (data := await self._receive(stream)) is not None:
                 self._from_above(data)
-                if sender is None:
+                if self._refused:
+                    self._refused = False
+                    return
+                if not tasks:
                     # The manager's first message says who it is: only now is it clear what may be sent.
-                    sender = asyncio.ensure_future(self._send_up(stream))
+                    tasks = [asyncio.ensure_future(self._send_up(stream))]
+                    if self._config.standby is not None:
+                        tasks.append(asyncio.ensure_future(self._tell_kept()))
+                    self._lifeline.say(manager="joined", term=self._term, address=self._manager)
         finally:
-            if sender is not None:
-                sender.cancel()
-                await asyncio.gather(sender, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._log.info("manager_left", incarnation=self._manager_incarnation)
+            self._lifeline.say(manager="away")
             if self._agent is not None:
                 self._tell_upstream(self._agent, agent_address(self._config.node), gone=True)
+
+    async def _receive(self, stream: ClientStream) -> bytes | None:
+        """Receive; where another machine could take over, a manager that says nothing counts as away."""
+        if self._config.standby is None:
+            return await stream.receive()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                return await stream.receive()
+        except TimeoutError:
+            self._log.warning("manager_silent", incarnation=self._manager_incarnation)
+            return None
+
+    async def _tell_kept(self) -> None:
+        """Say which roster is kept, and with it that this node is there; the manager answers each time."""
+        while True:
+            self._say_kept()
+            await asyncio.sleep(KEPT_EVERY_S)
+
+    def _say_kept(self) -> None:
+        term, version = (self._roster.term, self._roster.version) if self._roster else (Term(), 0)
+        self._send(encode_envelope(self._to_manager(RosterKept(self._config.node, term, version))))
 
     async def _send_up(self, stream: ClientStream) -> None:
         while True:
@@ -152,14 +229,37 @@ class Proxy:
 
     def _for_me(self, envelope: Envelope) -> None:
         message = self._understand(envelope)
+        if isinstance(message, Roster):
+            self._keep_roster(message)
         if not isinstance(message, Upstream):
             return
+        if message.term < self._term:
+            # It was the manager once, and does not know yet that it is not any more.
+            self._log.warning(
+                "refused", why=f"a manager of term {message.term.number}", term=self._term.number
+            )
+            self._refused = True
+            return
+        self._term = message.term
         if message.incarnation != self._manager_incarnation:
             # What was kept was meant for a manager that is gone; the children will announce themselves.
             self._outbound.clear()
         self._manager_incarnation = message.incarnation
         if self._agent is not None:
             self._tell_upstream(self._agent, agent_address(self._config.node))
+
+    def _keep_roster(self, roster: Roster) -> None:
+        """Keep a roster where the launcher finds it too, and only then say so."""
+        if not self._config.roster_file or roster.term < self._term:
+            return
+        try:
+            write_roster(self._config.roster_file, roster)
+        except OSError as error:
+            self._log.warning("roster_not_kept", why=str(error))
+            return
+        self._roster = roster
+        self._lifeline.say(roster=roster.version)
+        self._say_kept()
 
     # --- below -------------------------------------------------------------------------------------------
 

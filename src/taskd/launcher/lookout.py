@@ -1,0 +1,97 @@
+"""The door at which a launcher answers other launchers of its job: that it lives, and whom it obeys.
+
+It is the launcher's own, not a role's: roles come and go, and the question is whether the machine is there.
+One line in, one line out. Whoever does not know the token gets no answer.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from taskd.core.succession import Answer, Roster, Sight, Term
+from taskd.kit.dictconfig import join_address
+
+ANSWER_S = 1.0
+LINE_LIMIT = 8 * 1024 * 1024
+
+
+class Question(msgspec.Struct):
+    """Who asks."""
+
+    job: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a launcher says of itself. ``node`` and ``run`` tell whether it is the one that was meant."""
+
+    node: str
+    term: Term = field(default_factory=Term)
+    manager: str = ""
+    roster: Roster | None = None
+
+
+async def open_lookout(
+    host: str, port: int, job: str, token: str, word: Callable[[], Word]
+) -> tuple[asyncio.Server, str]:
+    """Answer questions at a port, or at any other if that one is taken; returns the address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                question = msgspec.json.decode(await reader.readline(), type=Question)
+                if (question.job, question.token) == (job, token):
+                    writer.write(msgspec.json.encode(word()) + b"\n")
+                    await writer.drain()
+        except (OSError, TimeoutError, ValueError, msgspec.MsgspecError):
+            pass
+        finally:
+            writer.close()
+
+    try:
+        server = await asyncio.start_server(serve, host, port, limit=LINE_LIMIT)
+    except OSError:
+        server = await asyncio.start_server(serve, host, 0, limit=LINE_LIMIT)
+    return server, join_address(host, server.sockets[0].getsockname()[1])
+
+
+async def ask(address: str, node: str, job: str, token: str) -> tuple[Answer, Roster | None]:
+    """Ask the launcher of a node; never fails, and never takes much longer than a second."""
+    host, _, port = address.rpartition(":")
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=LINE_LIMIT)
+            writer.write(msgspec.json.encode(Question(job, token)) + b"\n")
+            line = await reader.readline()
+        word = msgspec.json.decode(line, type=Word)
+    except (ConnectionRefusedError, msgspec.MsgspecError):
+        # Nobody is there, or somebody else.
+        return Answer(Sight.REFUSED), None
+    except (OSError, TimeoutError, ValueError):
+        return Answer(Sight.SILENT), None
+    finally:
+        if writer is not None:
+            writer.close()
+    if word.node != node:
+        return Answer(Sight.REFUSED), None
+    return Answer(Sight.ANSWERED, word.term, word.manager), word.roster
+
+
+def held_address(holder: socket.socket) -> str:
+    """Return the address of a port that is held."""
+    host, port = holder.getsockname()[:2]
+    return join_address(host, port)
+
+
+async def close_lookout(server: asyncio.Server) -> None:
+    """Stop answering."""
+    server.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            await server.wait_closed()

@@ -1,0 +1,141 @@
+"""A manager's office: its term, the roster of those who could take over, and its right to decide.
+
+The rules are in ``core.succession``; this keeps the facts that they need: who is connected, who was heard
+when, who keeps which roster. A job on one machine has no such thing, and its manager always decides.
+"""
+
+from collections.abc import Collection
+
+from taskd.core.jobstate import Job
+from taskd.core.messages import ProxyHello, RosterKept
+from taskd.core.succession import FRESH_S, Candidate, Mandate, Roster, Term, newborn_mandate
+from taskd.manager.config import ManagerConfig
+
+PUSH_EVERY_S = 1.0
+LOOK_S = 0.05  # a large job has thousands of events a second, and who is there changes slowly
+
+
+class Office:
+    """What one manager knows of its own standing."""
+
+    def __init__(self, config: ManagerConfig, now: float) -> None:
+        """Begin the term that the launcher says."""
+        self._config = config
+        self._since = now
+        self._candidates: dict[str, Candidate] = {}
+        self._heard: dict[str, float] = {}
+        self._brought: dict[str, tuple[Term, int]] = {}
+        self._kept: dict[str, tuple[Term, int]] = {}
+        self._pushed_at = 0.0
+        self._decides = False
+        self._looked_at = now - LOOK_S
+        self._alone_since: float | None = None
+        succession = config.succession
+        self._mandate: Mandate | None = None
+        self._base = (Term(), 0)
+        if succession is not None:
+            self._base = (succession.roster.term, succession.roster.version)
+            self._mandate = newborn_mandate(
+                succession.home, succession.term, succession.roster, elected=succession.elected
+            )
+
+    @property
+    def term(self) -> Term:
+        """Return the term; without succession all managers have the same one."""
+        return self._mandate.roster.term if self._mandate else Term()
+
+    @property
+    def elected(self) -> bool:
+        """Tell whether this manager may have decided something already."""
+        return self._mandate is None or self._mandate.elected
+
+    def welcome(self, hello: ProxyHello, now: float) -> None:
+        """Note a proxy that came."""
+        self._heard[hello.node] = now
+        self._brought[hello.node] = (hello.term, hello.version)
+        if hello.standby is not None:
+            self._candidates[hello.node] = hello.standby
+
+    def hear(self, src: str, now: float) -> None:
+        """Note a sign of life of a node: anything that came from there."""
+        parts = src.split("/")
+        if len(parts) > 1:
+            self._heard[parts[1]] = now
+
+    def kept(self, message: RosterKept) -> None:
+        """Note which roster a node has on disk."""
+        self._kept[message.node] = (message.term, message.version)
+
+    def forget_all(self) -> None:
+        """This process did not run for a while: nobody counts as present until they are heard again."""
+        self._heard.clear()
+        self._decides = False
+
+    def may_decide(self, now: float, connected: Collection[str]) -> bool:
+        """Tell whether nobody else can be deciding."""
+        if self._mandate is None:
+            return True
+        if not 0.0 <= now - self._looked_at < LOOK_S:
+            present = self._present(now, connected)
+            self._mandate = self._mandate.hear(present)
+            self._decides, self._looked_at = self._mandate.may_decide(present), now
+        return self._decides
+
+    def _present(self, now: float, connected: Collection[str]) -> set[str]:
+        return {
+            node
+            for node in connected
+            if now - self._heard.get(node, now - 2 * FRESH_S) <= FRESH_S
+            # Who knows a later roster than this manager began with may be a voter of another one.
+            and (self.elected or self._brought.get(node, self._base) <= self._base)
+        }
+
+    def describe(self, now: float, connected: Collection[str]) -> str:
+        """Say why nothing is decided, for a person."""
+        if self._mandate is None:
+            return ""
+        roster = self._mandate.roster
+        here = len(roster.nodes & {*self._present(now, connected), self._mandate.home})
+        return f"nothing is decided while only {here} of {len(roster.members)} machines are in reach"
+
+    def alone_s(self, now: float, *, decides: bool) -> float:
+        """Return for how long this manager has not been allowed to decide."""
+        if decides:
+            self._alone_since = None
+            return 0.0
+        if self._alone_since is None:
+            self._alone_since = now
+        return now - self._alone_since
+
+    def review(self, now: float, job: Job, connected: Collection[str]) -> tuple[Roster | None, list[str]]:
+        """Settle or change the roster; returns it with the nodes that should be told of it now."""
+        mandate = self._mandate
+        if mandate is None or job.plan is None or job.ending is not None:
+            return None, []
+        before = mandate.roster
+        mandate = mandate.settle(self._kept)
+        if self.may_decide(now, connected):
+            mandate = mandate.amend(self._wanted(now, job, connected))
+        self._mandate = mandate
+        if mandate.roster == before and now - self._pushed_at < PUSH_EVERY_S:
+            return None, []
+        self._pushed_at = now
+        newest = (mandate.roster.term, mandate.roster.version)
+        told = [node for node in connected if node in self._candidates and self._kept.get(node) != newest]
+        return mandate.roster, told
+
+    def _wanted(self, now: float, job: Job, connected: Collection[str]) -> dict[str, Candidate]:
+        roster = self._mandate.roster if self._mandate else None
+        wanted = {member.node: member for member in roster.members} if roster else {}
+        wanted.update({node: each for node, each in self._candidates.items() if node in connected})
+        return {
+            node: each
+            for node, each in wanted.items()
+            if node in connected or not self._is_gone(now, job, node)
+        }
+
+    def _is_gone(self, now: float, job: Job, node: str) -> bool:
+        known = job.nodes.get(node)
+        if known is not None:
+            return not known.usable
+        return node in job.absent or now - self._since > self._config.node_lost_s

@@ -1,0 +1,169 @@
+"""The machine of the manager is lost: another one takes over, and the training does not lose a bit.
+
+Three launchers stand for three machines, each with a home of its own: two nodes of two ranks, and a spare.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.roles.harness import RunningJob, eventually
+from tests.train.test_recovery import SCRIPT, assert_same, pids_of, read_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+STEPS = 40
+ROUNDS = int(os.environ.get("TASKD_ROUNDS", "1"))
+PATIENCE_S = 150.0  # several machines on one: torch is imported three times at once
+
+Run = dict[int, tuple[dict[int, str], str]]
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _knows(job: RunningJob, count: int) -> bool:
+    """Tell whether a machine has kept a roster of so many."""
+    files = list(job.directory.glob("roster-*.json"))
+    return bool(files) and files[0].read_text().count('"lookout"') == count
+
+
+class Machines:
+    """Several launchers of one job; the first one hosts the manager, those beyond --nnodes are spares."""
+
+    def __init__(self, home: Path, count: int, nodes: int = 2, *flags: str) -> None:
+        self.out = home / "out"
+        self.out.mkdir(parents=True)
+        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "x"]
+        where += ("--manager-port", str(free_port()), "--nnodes", str(nodes), "--nproc-per-node", "2")
+        script = (SCRIPT, "--out", str(self.out), "--steps", str(STEPS), "--pause", "0.05")
+        self.jobs: list[RunningJob] = []
+        for number in range(count):
+            place = home / f"machine{number}"
+            place.mkdir()
+            self.jobs.append(RunningJob(place, *where, "--spares", "2", *flags, *script))
+            if number == 0:
+                eventually(lambda: self.first.saved_status().get("manager_pid"), "a manager")
+            else:
+                eventually(self._has_nodes(number + 1), "the next node")
+
+    @property
+    def first(self) -> RunningJob:
+        return self.jobs[0]
+
+    def _has_nodes(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.first.saved_status().get("nodes", ())) >= count
+
+    def at_step(self, step: int) -> dict[str, Any]:
+        """Wait until every rank has done a step and every machine knows who could take over."""
+        ledger = self.out / "ledger-0.jsonl"
+        eventually(ledger.exists, "the first step", PATIENCE_S)
+        status = self.first.at_step(step)
+        for job in self.jobs:
+            eventually(partial(_knows, job, len(self.jobs)), "the roster of all")
+        return status
+
+    def close(self) -> None:
+        families = [process for job in self.jobs for process in job.family()]
+        for process in families:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        for job in self.jobs:
+            job.close()
+        _, alive = psutil.wait_procs([each for each in families if each.is_running()], timeout=10)
+        assert not alive, f"left behind: {alive}"
+
+
+@contextlib.contextmanager
+def machines(home: Path, count: int, *flags: str, nodes: int = 2) -> Iterator[Machines]:
+    """Run a job on several machines, and see afterwards that nothing of it is left."""
+    both = Machines(home, count, nodes, *flags)
+    try:
+        yield both
+    finally:
+        both.close()
+
+
+def signal_all(job: RunningJob, sig: signal.Signals) -> None:
+    """Do the same to every process of a machine, the launcher first."""
+    for process in job.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(sig)
+
+
+def processes(out: Path) -> list[int]:
+    """Return how many processes each rank had."""
+    return [len(pids_of(out, rank)) for rank in range(4)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same command without faults."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    with machines(home, 2) as both:
+        assert [0, 0] == [job.wait(PATIENCE_S) for job in both.jobs], both.first.err
+    return read_run(both.out)
+
+
+@pytest.mark.parametrize("_round", range(ROUNDS))
+def test_another_machine_takes_the_manager_over(tmp_path: Path, undisturbed: Run, _round: int) -> None:
+    """Every process of the first machine is killed; its ranks come up on the spare, all others stay."""
+    with machines(tmp_path, 3) as three:
+        three.at_step(5)
+        signal_all(three.first, signal.SIGKILL)
+        second, third = three.jobs[1:]
+        said = second.status() if eventually(lambda: second.saved_status().get("ranks"), "a status") else {}
+        assert [0, 0] == [second.wait(PATIENCE_S), third.wait(PATIENCE_S)], second.err + third.err
+
+    assert_same(undisturbed, three.out, (0, 1))
+    assert [2, 2, 1, 1] == processes(three.out)
+    assert "takes over" in second.err
+    assert "has taken the manager over" in third.err
+    assert "job" == said.get("job")
+    incident = second.timeline()[-1]
+    assert ("recover", "recovered") == (incident["strategy"], incident["outcome"])
+    assert "with the manager on its machine" in incident["what"]
+
+
+def test_the_machine_is_lost_during_a_recovery(tmp_path: Path, undisturbed: Run) -> None:
+    """A rank of the second machine is dead already; the one that is left keeps its process."""
+    with machines(tmp_path, 3) as three:
+        status = three.at_step(5)
+        os.kill(status["ranks"][2]["pid"], signal.SIGKILL)
+        signal_all(three.first, signal.SIGKILL)
+        second, third = three.jobs[1:]
+        assert [0, 0] == [second.wait(PATIENCE_S), third.wait(PATIENCE_S)], second.err + third.err
+
+    assert_same(undisturbed, three.out, (0, 1, 2))
+    assert 1 == processes(three.out)[3]
+
+
+def test_a_machine_that_was_stopped_and_goes_on_does_no_harm(tmp_path: Path, undisturbed: Run) -> None:
+    """The job has gone on without it; all of it there ends, and not one bit is different."""
+    with machines(tmp_path, 3) as three:
+        three.at_step(5)
+        frozen = three.first.family()
+        signal_all(three.first, signal.SIGSTOP)
+        second, third = three.jobs[1:]
+        eventually(lambda: second.saved_status().get("phase") in ("recovering", "running"), "a new manager")
+        for process in frozen:
+            process.resume()
+        assert [0, 0] == [second.wait(PATIENCE_S), third.wait(PATIENCE_S)], second.err + third.err
+        assert 5 == three.first.wait(PATIENCE_S)
+
+    assert "has taken the job over" in three.first.err
+    assert_same(undisturbed, three.out, (0, 1))
+    assert 1 == processes(three.out)[2] == processes(three.out)[3]

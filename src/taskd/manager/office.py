@@ -5,14 +5,29 @@ when, who keeps which roster. A job on one machine has no such thing, and its ma
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from taskd.core.jobstate import Job
 from taskd.core.messages import ProxyHello, RosterKept
 from taskd.core.succession import FRESH_S, Candidate, Mandate, Roster, Term, newborn_mandate
-from taskd.manager.config import ManagerConfig
+from taskd.manager.config import ManagerConfig, Succession
 
 PUSH_EVERY_S = 1.0
 LOOK_S = 0.05  # a large job has thousands of events a second, and who is there changes slowly
+
+
+def begin_succession(job: Job, succession: Succession | None) -> Job:
+    """Take over from a machine that is lost: its nodes are not waited for, all others are."""
+    if succession is None or not succession.lost:
+        return job
+    lost = frozenset(succession.lost)
+    return replace(
+        job,
+        absent=lost,
+        awaited=succession.roster.nodes - lost,
+        manager_node=succession.home,
+        lost_at=succession.lost_at,
+    )
 
 
 class Office:

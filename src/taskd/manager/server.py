@@ -20,7 +20,7 @@ from taskd.core import job as machine
 from taskd.core.delivery import Conversations
 from taskd.core.exits import ExitCode
 from taskd.core.failures import Budget
-from taskd.core.incidents import close_left_open, describe_news
+from taskd.core.incidents import describe_news
 from taskd.core.jobstate import (
     Effect,
     Ending,
@@ -81,8 +81,9 @@ from taskd.kit.machine import boot_id
 from taskd.links.rpc import ServerStream, serve_rpc
 from taskd.manager.calls import CallError, answer_call
 from taskd.manager.config import ManagerConfig
+from taskd.manager.history import load_history
 from taskd.manager.injection import Injector
-from taskd.manager.office import Office
+from taskd.manager.office import Office, begin_succession
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
     Envelope,
@@ -115,7 +116,7 @@ class Manager:
         self._lifeline = lifeline
         self.incarnation = secrets.token_hex(6)
         self.job = Job(config.options, since=time.monotonic(), budget=Budget(config.options.max_restarts))
-        self._begin_succession()
+        self.job = begin_succession(self.job, config.succession)
         self._office = Office(config, time.monotonic())
         self._held: list[Event] = []
         self._said_alone = False
@@ -136,23 +137,13 @@ class Manager:
         self._over = asyncio.Event()
         self._ending: Ending | None = None
 
-    def _begin_succession(self) -> None:
-        """Take over from a machine that is lost: its nodes are not waited for, all others are."""
-        succession = self._config.succession
-        if succession is not None and succession.lost:
-            self.job = replace(
-                self.job,
-                absent=frozenset(succession.lost),
-                awaited=succession.roster.nodes - frozenset(succession.lost),
-                manager_node=succession.home,
-                lost_at=succession.lost_at,
-            )
-
     # --- life --------------------------------------------------------------------------------------------
 
     async def run(self) -> Ending:
         """Serve until the job has ended; returns how it ended."""
-        self._load_timeline()
+        history = load_history(self._config, self.job)
+        self.job, self._incidents = history.job, history.incidents
+        self._started_stamp = history.started_stamp or self._started_stamp
         address = f"{self._config.host}:{self._config.port}"
         server, self.port = await serve_rpc(
             address,
@@ -581,38 +572,6 @@ class Manager:
 
     async def _serve_call(self, request: bytes) -> bytes:
         return await answer_call(self, request)
-
-    def _load_timeline(self) -> None:
-        """Take over what a predecessor wrote down, unless it belongs to an earlier job of this name.
-
-        A launcher clears that away before it starts a manager. A manager.py has no launcher: there, a status
-        that tells of an end is of another job.
-        """
-        before = jobs.read_status(self._config.job)
-        if not self._config.port_reserved and before is not None and before.exit_code is not None:
-            return
-        try:
-            known = jobs.read_timeline(self._config.job)
-        except (OSError, LookupError):
-            known = []
-        self._incidents = {incident.number: close_left_open(incident) for incident in known}
-        for incident in known:
-            if self._incidents[incident.number] != incident:
-                with contextlib.suppress(OSError):
-                    jobs.append_incident(self._config.job, self._incidents[incident.number])
-        ending = None
-        if before is not None:
-            self._started_stamp = before.started_stamp
-            if before.exit_code is not None:
-                ending = Ending(before.exit_code, before.reason)
-        self.job = machine.take_over(
-            self.job,
-            max(self._incidents, default=0),
-            ending,
-            generation=before.generation if before else 0,
-            restarts=before.restarts if before else 0,
-            faults={node.node: node.faults for node in before.nodes if node.faults} if before else {},
-        )
 
     def _save_status(self) -> None:
         try:

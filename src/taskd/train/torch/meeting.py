@@ -22,7 +22,7 @@ from taskd.train.torch.wrapping import Handle, building, current, has_ddp
 from taskd.worker.client import Worker
 from taskd.worker.watch import Superseded, Watch
 
-RAISE_LIMIT_S = 10.0
+RAISE_LIMIT_S = 30.0
 STAND_LIMIT_S = 60.0
 STANDBY_LIMIT_S = 3600.0
 

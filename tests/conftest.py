@@ -4,6 +4,11 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a machine is says nothing about a promise; Hypothesis would fail a test for it.
+settings.register_profile("taskd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("taskd")
 
 
 @pytest.fixture(autouse=True)

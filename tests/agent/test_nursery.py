@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -220,6 +220,15 @@ APPEARANCE = """
 """
 
 
+@pytest.fixture
+def usual_hangup() -> Iterator[None]:
+    """Under nohup a test, and what it starts by itself, would ignore SIGHUP; a worker does not."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("usual_hangup")
 async def test_nobody_sees_how_a_worker_was_made(tmp_path: Path) -> None:
     """Spare, fork, cold start and a plain ``python -u`` show a script the same process."""
     async with ward(tmp_path, warm=LIGHT, spares=1) as w:

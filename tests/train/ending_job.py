@@ -24,6 +24,7 @@ parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--stop", default="")
 parser.add_argument("--busy", default="")
+parser.add_argument("--leave", type=int, default=-1, help="leave the loop after this step")
 parser.add_argument("--destroy", action="store_true", help="destroy the process group after the loop")
 parser.add_argument("--fail", action="store_true", help="rank 1 fails after the loop, every time")
 args = parser.parse_args()
@@ -67,6 +68,8 @@ for done, value in job.steps(train_step, until=args.steps):
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
     if done == 5:
         come_to("between")
+    if done == args.leave:
+        break
 if args.destroy:
     dist.destroy_process_group()
 come_to("end")

@@ -62,6 +62,17 @@ def test_a_rank_dies_after_the_last_step(
     assert [("recover-in-place", "recovered")] == strategies(job)
 
 
+def test_a_rank_dies_after_the_loop_was_left_early(tmp_path: Path, reference: Callable[..., Run]) -> None:
+    """Its replacement does not go on with steps that the others will never do."""
+    with begin(tmp_path, "--leave", "7", "--stop", "end:1") as job:
+        os.kill(marked(tmp_path, "stopped"), signal.SIGKILL)
+        assert 0 == job.wait(60), job.err
+
+    assert_same(reference(script=SCRIPT, steps=8), tmp_path)
+    assert [1, 1, 1, 1] == ends(tmp_path)
+    assert [("recover-in-place", "recovered")] == strategies(job)
+
+
 def test_a_death_while_others_are_busy_after_the_loop(tmp_path: Path, undisturbed: Run) -> None:
     """Rank 0 writes its model for longer than anybody would wait in a step; it is let finish."""
     with begin(tmp_path, "--stop", "end:2", "--busy", "end:0") as job:

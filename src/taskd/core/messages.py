@@ -188,7 +188,8 @@ class Standing:
     memory. Repeated until the answer is there. Only the leader has a ``store``.
 
     ``pid`` and ``birth``, the generation it was born in, tell two processes of one rank apart. One that is
-    ``leaving`` in a hot switch brings what its successor needs: its ``own`` small state as of now.
+    ``leaving`` in a hot switch brings what its successor needs: its ``own`` small state as of now. One whose
+    script is ``through`` has left its loop for good.
     """
 
     generation: int
@@ -203,6 +204,7 @@ class Standing:
     birth: int = 0
     leaving: bool = False
     own: bytes = b""
+    through: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +412,7 @@ class Regroup:
     copy of that, all go one step back, and the step that is computed again counts only once. ``shards`` tells
     a newcomer which part its predecessor had. ``parted`` ranks
     have another process from here on, and ``partings`` is what the old ones left to them; only their own node
-    is told that.
+    is told that. ``over`` says that there is no step after the target: others have left the loop there.
     """
 
     generation: int
@@ -421,6 +423,7 @@ class Regroup:
     shards: tuple[str, ...] = ()
     parted: tuple[int, ...] = ()
     partings: Mapping[int, bytes] = field(default_factory=dict)
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
         if orphan is None:
             generation = next(iter(keepers.values())).generation
             shards = tuple(known_layout(standings.values()).values())
-            return Regroup(generation, stores[0], target, top, tuple(receivers), shards)
+            over = any(standing.through for standing in keepers.values())
+            return Regroup(generation, stores[0], target, top, tuple(receivers), shards, over=over)
         missing = missing or f"nobody has the state of rank {orphan} at step {target}"
     return missing
 

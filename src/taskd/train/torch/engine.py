@@ -122,7 +122,8 @@ class Engine:
         self._calls_before = self._calls_after = 0
         self._careful = False
         self._moving = False
-        self._until = -1
+        self._until = self._end = -1
+        self._through = False
         self._outside: int | None = None  # how many collectives there had been when the script took over
         self.replaying = False
         self._watch.is_outside = lambda: self._outside == self.groups.calls
@@ -189,11 +190,8 @@ class Engine:
             if self._pending is not None and not self._settle():
                 continue
             self._keep()
-            if self._step >= until:
-                self.saver.finish()
-                self._keeping.keep_last()
-                self.groups.remember()
-                self._outside = self.groups.calls
+            if self._step >= until or self._step == self._end:
+                self._leave_loop()
                 return
             if self._moving:
                 self._move()
@@ -203,16 +201,30 @@ class Engine:
             if counts and step >= self._told:
                 self._told = step + 1
                 self._outside = self.groups.calls
-                yield step, result
+                try:
+                    yield step, result
+                except GeneratorExit:  # the script leaves its loop before the end
+                    self._leave_loop()
+                    raise
                 self._outside = None
+
+    def _leave_loop(self) -> None:
+        """Keep what a rank that dies from here on would need."""
+        self._until = self._step
+        self._keep()
+        self.saver.finish()
+        self._keeping.keep_last()
+        self.groups.remember()
+        self._outside = self.groups.calls
 
     def _stay(self) -> None:
         """The interpreter is about to end: stay until all ranks come here, and help those who do not."""
-        ended = self._entered and self._arrived and 0 <= self._until <= self._step
+        ended = self._entered and self._arrived and self._until == self._step
         if not ended or self._world == 1 or self._worker.ended or hasattr(sys, "last_value"):
             return  # the script failed, or left in the middle: that is for others to answer
         sys.stdout.flush()
         sys.stderr.flush()
+        self._through = True
         while True:
             through = Through(self._worker.generation, self._rank, self._step - 1)
             if self._watch.take_leave(through, UNHEARD_S):
@@ -447,6 +459,7 @@ class Engine:
                 self._birth,
                 leaving,
                 parting if leaving else b"",
+                self._through,
             )
 
         def meanwhile() -> None:
@@ -548,6 +561,7 @@ class Engine:
             self._told = regroup.top
         self._newcomer = False
         self._step = target
+        self._end = target if regroup.over else -1
         self._has_state = True
         self._keeping.settled_in()
         if target in self._began:

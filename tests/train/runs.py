@@ -80,7 +80,7 @@ def train(
 ) -> RunningJob:
     """Run a script to its end."""
     with start(home, *script_args, script=script, steps=steps, flags=flags, nodes=nodes, env=env) as job:
-        assert 0 == job.wait(90), job.err[-8000:]
+        assert 0 == job.wait(90 + steps / 10), job.err[-8000:]
     return job
 
 

@@ -59,6 +59,18 @@ def stand(
     play.report(node, Standing(play.job.generation, play.rank(node), state, step, complete, store))
 
 
+def test_a_connection_that_broke_before_a_death_is_the_same_fault() -> None:
+    """The others may be quicker than the report of it; people read of one incident, and of its cause."""
+    play = keeping()
+    play.report("0", Trouble(1, 0, 5, "RuntimeError: Connection closed by peer", "", "network"))
+    play.exited("1", KILLED, step=4)
+
+    assert (JobPhase.RECOVERING, 3) == (play.job.phase, play.job.generation)
+    assert [1] == list(play.incidents)
+    incident = play.incidents[1]
+    assert ("process", 1, "recover-in-place") == (incident.kind, incident.rank, incident.strategy)
+
+
 def test_a_death_raises_the_generation_over_the_living() -> None:
     """Every node hears it, nobody is stopped, only the dead rank is to be replaced."""
     play = keeping()

@@ -8,6 +8,7 @@ from taskd.core.jobstate import Effect, Ending, Fault, Job, Node, RecordIncident
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
 from taskd.core.status import PhaseName
+from taskd.core.troubles import TroubleKind
 
 FINISH_ORDER = "finish"
 
@@ -23,12 +24,18 @@ def finish_order(job: Job, ending: Ending) -> Finish:
 
 
 def open_incident(job: Job, now: float, stamp: float, fault: Fault) -> tuple[Incident, tuple[Effect, ...]]:
-    """Make the incident of a fault, and close the one that it interrupts."""
-    number, report = job.incidents + 1, fault.report
+    """Make the incident of a fault, and close the one that it interrupts.
+
+    A peer's connection breaks a moment before its death is reported. If that moment was long and the step is
+    being tried again already, the death explains the broken connection: it is one incident, not two.
+    """
+    report, symptom = fault.report, _is_symptom(job, fault)
+    number = job.incidents if symptom else job.incidents + 1
     noticed_at = report.noticed_at if report else fault.noticed_at
+    started_at = min(now, noticed_at or now)
     incident = Incident(
         number=number,
-        started_at=min(now, noticed_at or now),
+        started_at=min(started_at, job.incident.started_at) if symptom and job.incident else started_at,
         stamp=stamp,
         kind=fault.kind,
         what=fault.culprit.what,
@@ -40,9 +47,16 @@ def open_incident(job: Job, now: float, stamp: float, fault: Fault) -> tuple[Inc
         stack=report.stack if report else "",
     )
     incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
-    if job.incident is None:
+    if job.incident is None or symptom:
         return incident, ()
     return incident, (RecordIncident(replace(job.incident, outcome=f"interrupted by fault {number}")),)
+
+
+def _is_symptom(job: Job, fault: Fault) -> bool:
+    """Tell whether the open incident is what a death looked like to the others."""
+    gathered = job.recovering is not None and job.recovering.regroup is None
+    broken = job.incident is not None and job.incident.kind == TroubleKind.NETWORK
+    return gathered and broken and fault.kind in ("process", "node", "agent")
 
 
 def with_node(job: Job, node: Node) -> Job:

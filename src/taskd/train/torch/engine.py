@@ -61,7 +61,7 @@ from taskd.train.watchdog import turn_watchdogs_off
 from taskd.worker.client import Worker
 from taskd.worker.watch import Watch
 
-BROKEN_GROUP_S = 0.1
+BROKEN_GROUP_S = 0.04  # a death is reported a few milliseconds after it breaks connections
 ERROR_LENGTH = 300
 GROUP_LIMIT_S = 1800.0
 DISMISSAL_S = 3600.0

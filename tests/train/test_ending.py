@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.roles.harness import RunningJob, eventually
-from tests.train.runs import HERE, WORLD, Run, assert_same, count_processes, pids_of, read_ledger, start
+from tests.train.runs import (
+    HERE,
+    WORLD,
+    Run,
+    assert_same,
+    count_processes,
+    pids_of,
+    read_ledger,
+    read_logs,
+    start,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -111,10 +121,11 @@ def stay_busy(job: RunningJob) -> None:
     eventually(lambda: job.status()["stamp"] - began > 4.0, "time to pass")
 
 
-def test_an_error_after_the_loop_ends_the_job_within_three_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_an_error_after_the_loop_ends_the_job_within_three_rounds(tmp_path: Path, how: str) -> None:
     """It comes back each time; the training before it is not done again for it."""
-    with begin(tmp_path, "--fail") as job:
+    with begin(tmp_path, "--fail", how) as job:
         assert 1 == job.wait(90), job.err
 
-    assert "the model cannot be exported" in job.err
+    assert "the model cannot be exported" in job.err + read_logs(tmp_path)
     assert [STEPS] * WORLD == [len(read_ledger(tmp_path, rank)) for rank in range(WORLD)]

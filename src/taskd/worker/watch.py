@@ -185,16 +185,17 @@ class Watch:
                 return
         raise TimeoutError(f"nobody ended this process within {limit_s:g} s of its dump")
 
-    def take_leave(self, through: Through, limit_s: float) -> bool:
+    def take_leave(self, through: Through, unheard_s: float, limit_s: float) -> bool:
         """Say that the script has ended, again and again, until all may go; False if all are called instead.
 
-        Nobody to say it to, for that long, is as good as a farewell.
+        Nobody to say it to for ``unheard_s`` is as good as a farewell.
         """
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
+        end = time.monotonic() + limit_s
+        deadline = time.monotonic() + unheard_s
+        while time.monotonic() < min(deadline, end):
             self._worker.pause()
             if self._worker.say(through):
-                deadline = time.monotonic() + limit_s
+                deadline = time.monotonic() + unheard_s
             with self._news:
                 self._news.wait_for(lambda: self._is_dismissed(through.generation), REPEAT_S)
                 if self._raised > through.generation:

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,7 @@ ERROR_LENGTH = 300
 GROUP_LIMIT_S = 1800.0
 DISMISSAL_S = 3600.0
 UNHEARD_S = 20.0
+EARLY_S = 10.0
 
 log = logging.getLogger("taskd")
 
@@ -123,7 +124,7 @@ class Engine:
         self._careful = False
         self._moving = False
         self._until = self._end = -1
-        self._through = False
+        self._through = self._early = self._failed = False
         self._outside: int | None = None  # how many collectives there had been when the script took over
         self.replaying = False
         self._watch.is_outside = lambda: self._outside == self.groups.calls
@@ -139,6 +140,7 @@ class Engine:
             return
         self._entered = True
         atexit.register(self._stay)
+        self._note_exit()
         if self._arrived:
             self._watch.start()
         if not dist.is_initialized():
@@ -203,7 +205,8 @@ class Engine:
                 self._outside = self.groups.calls
                 try:
                     yield step, result
-                except GeneratorExit:  # the script leaves its loop before the end
+                except GeneratorExit:  # the script leaves its loop before the end, or an error does
+                    self._early = True
                     self._leave_loop()
                     raise
                 self._outside = None
@@ -217,17 +220,31 @@ class Engine:
         self.groups.remember()
         self._outside = self.groups.calls
 
+    def _note_exit(self) -> None:
+        """Learn with which code a script ends: when the interpreter does, it is too late to ask."""
+        own = sys.exit
+
+        def leave(status: Any = None, /) -> NoReturn:  # noqa: ANN401 - whatever sys.exit takes
+            self._failed = status not in (None, 0)
+            own(status)
+
+        sys.exit = leave
+
     def _stay(self) -> None:
-        """The interpreter is about to end: stay until all ranks come here, and help those who do not."""
+        """The interpreter is about to end: stay until all ranks come here, and help those who do not.
+
+        Who has left its loop early stays for a moment only: if the others have not, they wait for it.
+        """
         ended = self._entered and self._arrived and self._until == self._step
-        if not ended or self._world == 1 or self._worker.ended or hasattr(sys, "last_value"):
+        failed = self._failed or hasattr(sys, "last_value")
+        if not ended or failed or self._world == 1 or self._worker.ended:
             return  # the script failed, or left in the middle: that is for others to answer
         sys.stdout.flush()
         sys.stderr.flush()
         self._through = True
         while True:
             through = Through(self._worker.generation, self._rank, self._step - 1)
-            if self._watch.take_leave(through, UNHEARD_S):
+            if self._watch.take_leave(through, UNHEARD_S, EARLY_S if self._early else DISMISSAL_S):
                 return
             log.info("taskd: the script has ended, and another rank needs its state")
             self.groups.revive()

@@ -24,7 +24,8 @@ from taskd.worker.watch import Superseded, Watch
 
 RAISE_LIMIT_S = 30.0
 STAND_LIMIT_S = 60.0
-STANDBY_LIMIT_S = 3600.0
+# How long to wait is the manager's to say: it knows of ranks that are busy and come later. This ends it.
+ANSWER_LIMIT_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -83,8 +84,6 @@ class Meeting:
         A ``gentle`` rank comes from the end of a step: its wrappers can stay, and it keeps its old group
         until all others stand too. One that leaves comes back without a new one.
         """
-        # A standby waits until others are built, and for the end of a step; nobody waits for it.
-        limit_s = STANDBY_LIMIT_S if fresh and os.environ.get("TASKD_STANDBY") == "1" else STAND_LIMIT_S
         while True:
             generation, leader = self._watch.raised
             self._watch.came_out()
@@ -93,7 +92,7 @@ class Meeting:
                 self._leave(objects, fresh=fresh)
             store = self._open_store() if leader == self._rank else ""
             try:
-                answer = self._watch.stand(describe(generation, store), limit_s, meanwhile)
+                answer = self._watch.stand(describe(generation, store), ANSWER_LIMIT_S, meanwhile)
                 self._fence.release()  # there is an answer, so all have come out
                 if isinstance(answer, Regroup):
                     if calm and self._watch.is_leaving(generation) and self._rank in answer.parted:

@@ -168,7 +168,7 @@ def test_a_long_run_under_random_faults_ends_with_the_same_bits(
         assert 0 == job.wait(60 + 2 * STEPS), job.err[-4000:]
     (vandal,) = vandals
     print(f"{len(vandal.done)} faults, {len(job.timeline())} incidents in {STEPS} steps")
-    assert FAULTS == len(vandal.done), f"the run was over too soon: {vandal.done}"
+    assert len(vandal.done) >= FAULTS, f"the run was over too soon: {vandal.done}"
     assert_same(expected, tmp_path, tuple(rank for rank in vandal.deaths for _ in range(vandal.deaths[rank])))
     restarts = [incident for incident in job.timeline() if incident["strategy"] == "restart"]
     assert [] == [(incident["what"], incident["reason"]) for incident in restarts]

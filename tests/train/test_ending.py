@@ -83,9 +83,12 @@ def test_a_rank_dies_after_the_loop_was_left_early(tmp_path: Path, reference: Ca
     assert [("recover-in-place", "recovered")] == strategies(job)
 
 
-def test_a_death_while_others_are_busy_after_the_loop(tmp_path: Path, undisturbed: Run) -> None:
-    """Rank 0 writes its model for longer than anybody would wait in a step; it is let finish."""
-    with begin(tmp_path, "--stop", "end:2", "--busy", "end:0") as job:
+@pytest.mark.parametrize(("place", "processes"), [("between", [1, 1, 2, 1]), ("end", [1, 1, 1, 1])])
+def test_a_death_while_another_rank_is_busy_outside_of_a_step(
+    tmp_path: Path, undisturbed: Run, place: str, processes: list[int]
+) -> None:
+    """It writes a checkpoint, or its model, for longer than a step may take; it is let finish."""
+    with begin(tmp_path, "--stop", f"{place}:2", "--busy", f"{place}:0") as job:
         busy, victim = marked(tmp_path, "busy"), marked(tmp_path, "stopped")
         os.kill(victim, signal.SIGKILL)
         eventually(lambda: "recovering" == job.status()["phase"], "a recovery")
@@ -96,22 +99,7 @@ def test_a_death_while_others_are_busy_after_the_loop(tmp_path: Path, undisturbe
     assert_same(undisturbed, tmp_path, ())
     assert [1, 1, 1, 1] == ends(tmp_path)
     assert [busy] == pids_of(tmp_path, 0)
-    assert [("recover-in-place", "recovered")] == strategies(job)
-
-
-def test_a_death_while_another_rank_is_busy_between_two_steps(tmp_path: Path, undisturbed: Run) -> None:
-    """A checkpoint that the script writes by itself is not cut short by somebody else's fault."""
-    with begin(tmp_path, "--stop", "between:2", "--busy", "between:0") as job:
-        busy, victim = marked(tmp_path, "busy"), marked(tmp_path, "stopped")
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: "recovering" == job.status()["phase"], "a recovery")
-        stay_busy(job)
-        (tmp_path / "go").touch()
-        assert 0 == job.wait(60), job.err
-
-    assert_same(undisturbed, tmp_path, ())
-    assert [busy] == pids_of(tmp_path, 0)
-    assert [1, 1, 2, 1] == count_processes(tmp_path)
+    assert processes == count_processes(tmp_path)
     assert [("recover-in-place", "recovered")] == strategies(job)
 
 

@@ -78,12 +78,18 @@ def test_an_optimizer_without_a_state_has_the_meshes_of_its_parameters() -> None
 
 def test_objects_are_not_asked_before_a_mesh_is_needed() -> None:
     """A loader that is asked for its state may begin to read."""
+    asked = []
 
     class Touchy:
         def state_dict(self) -> object:
-            raise AssertionError
+            asked.append(self)
+            return {}
 
-    Meshes([Touchy()])
+    meshes = Meshes([Touchy()])
+    assert [] == asked
+    with pytest.raises(MeshUnknown):
+        meshes.match(of(0, 1))
+    assert 1 == len(asked)
 
 
 def test_a_part_comes_back_as_part_of_the_same_whole() -> None:

@@ -126,7 +126,7 @@ def write_record(record: JobRecord) -> None:
     """Write or replace a job's record. It holds the token, so only its owner may read it."""
     if not record.host:
         record = replace(record, host=socket.gethostname())
-    _write_atomic(_own_dir(record.job) / _RECORD, msgspec.json.encode(record))
+    write_atomic(_own_dir(record.job) / _RECORD, msgspec.json.encode(record))
 
 
 def adopt_job(record: JobRecord) -> None:
@@ -134,7 +134,7 @@ def adopt_job(record: JobRecord) -> None:
 
     What an earlier job of the same name left here is not its history. Where the machines share a home, it is.
     """
-    old = _read(job_dir(record.job) / _RECORD, JobRecord)
+    old = read_as(job_dir(record.job) / _RECORD, JobRecord)
     if old is None or old.run != record.run:
         for name in (_STATUS, _TIMELINE):
             (job_dir(record.job) / name).unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def adopt_job(record: JobRecord) -> None:
 
 def read_record(job: str) -> JobRecord:
     """Read a job's record; no record means no such job."""
-    record = _read(job_dir(job) / _RECORD, JobRecord)
+    record = read_as(job_dir(job) / _RECORD, JobRecord)
     if record is None:
         raise JobLookupError(_unknown(job))
     return record
@@ -160,7 +160,7 @@ def list_jobs() -> list[JobRecord]:
     except OSError:
         return []
     here = socket.gethostname()
-    records = [_read(jobs_dir() / name / _RECORD, JobRecord) for name in names]
+    records = [read_as(jobs_dir() / name / _RECORD, JobRecord) for name in names]
     mine = [record for record in records if record is not None and record.host in ("", here)]
     return sorted(mine, key=lambda record: (record.created_stamp, record.job), reverse=True)
 
@@ -187,12 +187,12 @@ def read_start_ticks(pid: int) -> int | None:
 
 def write_status(status: JobStatus) -> None:
     """Replace the job's last status in one move, so that a reader never sees half of it."""
-    _write_atomic(_own_dir(status.job) / _STATUS, msgspec.json.encode(status))
+    write_atomic(_own_dir(status.job) / _STATUS, msgspec.json.encode(status))
 
 
 def read_status(job: str) -> JobStatus | None:
     """Read the last status that was written, or None if there is none yet."""
-    return _read(job_dir(job) / _STATUS, JobStatus)
+    return read_as(job_dir(job) / _STATUS, JobStatus)
 
 
 def append_incident(job: str, incident: IncidentStatus) -> None:
@@ -332,7 +332,8 @@ def _own_dir(job: str) -> Path:
     return place
 
 
-def _write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file in one move, for its owner alone."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -340,7 +341,8 @@ def _write_atomic(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
-def _read(path: Path, kind: type[_T]) -> _T | None:
+def read_as(path: Path, kind: type[_T]) -> _T | None:
+    """Read a file of ours; None if there is none that can be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):

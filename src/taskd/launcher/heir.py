@@ -43,7 +43,7 @@ class Household(Protocol):
         """Send the proxy to another manager."""
         ...
 
-    def take_over(self, deed: TakeOver, run: str) -> None:
+    def take_over(self, run: str) -> None:
         """Host the manager from now on."""
         ...
 
@@ -225,7 +225,7 @@ class Heir:
                 self.hosts, self._alone, self._elected = True, True, False
                 self.term, self.manager, self._lost = decision.term, self._own_manager, decision.lost
                 self._starts, self._lost_at = 0, since
-                self._household.take_over(decision, roster.run)
+                self._household.take_over(roster.run)
                 self._household.follow(Follow(self.term, self.manager))
 
     def _go_to(self, where: Follow) -> None:

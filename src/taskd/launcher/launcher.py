@@ -23,7 +23,7 @@ from taskd.core.exits import ExitCode
 from taskd.core.incidents import describe_news
 from taskd.core.launch import LaunchSpec, ProgramKind
 from taskd.core.status import IncidentStatus
-from taskd.core.succession import Follow, TakeOver, Term
+from taskd.core.succession import Follow, Term
 from taskd.kit import jobs
 from taskd.kit.machine import remove_tree
 from taskd.launcher.heir import Heir
@@ -155,7 +155,7 @@ class Launcher:
         for proxy in self._proxies.values():
             proxy.tell(follow=where)
 
-    def take_over(self, deed: TakeOver, run: str) -> None:  # noqa: ARG002 - the deed is for the heir
+    def take_over(self, run: str) -> None:
         """Host the manager from now on."""
         self._hosts, self._run_id = True, run
         self._start_manager()

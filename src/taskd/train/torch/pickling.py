@@ -19,6 +19,7 @@ Unpickling runs what the pickle says. Who does it says why that pickle may be be
 import ctypes
 import io
 import pickle
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +94,7 @@ class _Pickler(pickle.Pickler):
         return len(self._tensors) - 1
 
 
-class Unpickler(pickle.Unpickler):
+class Unpickler(pickle.Unpickler, ABC):
     """Makes a state again; how it comes by its tensors is the subclass's."""
 
     def __init__(self, pickled: bytes, meshes: Meshes) -> None:
@@ -112,9 +113,9 @@ class Unpickler(pickle.Unpickler):
                 self._made[pid] = self.make(part, layout) if known else self.meshes.join(part, layout)
         return self._made[pid]
 
+    @abstractmethod
     def make(self, number: int, layout: Layout | None) -> torch.Tensor:
         """Return the tensor of a number; with a layout it is the part of a spread one, which is returned."""
-        raise NotImplementedError
 
 
 class Placing(Unpickler):

@@ -1,6 +1,7 @@
 """Figures: the loss of a whole node with a warm one waiting, and a planned move of a rank."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,7 @@ from recovery.ledgers import WORLD, Records
 from recovery.phases import Incident, check_sum, describe, incident_of
 from recovery.processes import Group
 from recovery.runs import Fault, NotMeasured, Run, new_group, running
-from taskd.cli.client import call
-from taskd.cli.errors import CliError
 from taskd.cli.flagtable import FLAGS
-from taskd.kit.jobs import resolve_job
 
 SPARES = 2
 SETTLED_STEPS = 25
@@ -44,13 +42,14 @@ def measure_nodes(*, rounds: int, home: Path, leaks: list[str]) -> Section:
             with running(name, new_group(home, name, base_env()), _start_nodes, leaks) as run:
                 run.wait_steps(SETTLED_STEPS)
                 run.wait_spares(SPARES * 3)
-                fault = run.break_it(lambda _, run=run: _lose_node(run, 1), (number + 0.5) / rounds)
+                node = _processes_of(run, 1)
+                fault = run.break_it(lambda _, node=node: _lose(node), (number + 0.5) / rounds)
                 faults.append(fault)
                 incident = incident_of(fault, run.timeline())
                 if incident is not None:
                     pairs.append((fault, incident))
                 tell(f"node {number + 1} of {rounds}: {fault.down:.2f} s")
-        except (NotMeasured, CliError, subprocess.TimeoutExpired) as error:
+        except (NotMeasured, subprocess.TimeoutExpired) as error:
             flaws.append(str(error))
             tell(f"{name}: {error}\n{getattr(error, 'last', '')}")
     flaw = f"{len(flaws)} of {rounds} failed: {flaws[0]}" if flaws else ""
@@ -67,12 +66,21 @@ def _start_nodes(group: Group) -> None:
     start_taskd(group, "--local-nodes", "2", "--spare-nodes", "1", nproc=2, spares=SPARES)
 
 
-def _lose_node(run: Run, node: int) -> None:
-    """Order the loss over the manager's own call: a command would need half a second to start."""
-    os.environ["TASKD_HOME"] = str(run.group.place / "home")
-    record = resolve_job(JOB)
-    params: dict[str, object] = {"kind": "kill", "node": node, "step": -1, "code": 1}
-    call(record.manager_addr, record.token, "inject", params, 10.0)
+def _processes_of(run: Run, node_rank: int) -> list[int]:
+    """Return a node's agent, proxy and ranks; whatever else it has ends with the agent."""
+    status = run.status()
+    nodes, ranks = status["nodes"], status["ranks"]
+    if not isinstance(nodes, list) or not isinstance(ranks, list):
+        raise NotMeasured("the status has no nodes")
+    (node,) = [each for each in nodes if each["node_rank"] == node_rank]
+    mine = [rank["pid"] for rank in ranks if rank["node_rank"] == node_rank]
+    return [node["agent_pid"], node["proxy_pid"], *mine]
+
+
+def _lose(node: list[int]) -> None:
+    """Let a node lose its power. An order to do so would take its way first, and the node would die later."""
+    for pid in node:
+        os.kill(pid, signal.SIGKILL)
 
 
 def measure_switches(*, rounds: int, home: Path, leaks: list[str]) -> Section:

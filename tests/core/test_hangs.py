@@ -17,9 +17,9 @@ from taskd.core.hangs import (
 from taskd.core.testimony import Place
 
 
-def in_step(step: int, at: float, *, done_at: float = 0.0, stopped: bool = False) -> Sight:
+def in_step(step: int, at: float, *, done_at: float = 0.0, stopped_at: float | None = None) -> Sight:
     """A rank that has begun a step at a time."""
-    return Sight(step - 1, done_at, step, Place.IN_STEP, at, stopped)
+    return Sight(step - 1, done_at, step, Place.IN_STEP, at, stopped_at)
 
 
 def paced(watch: HangWatch, ranks: int, steps: int, pace: float) -> float:
@@ -35,10 +35,16 @@ def test_a_stopped_rank_is_named_within_a_few_steps() -> None:
     watch = HangWatch()
     now = paced(watch, 4, 20, 0.2)
 
-    sights = {rank: in_step(20, now, done_at=now, stopped=rank == 1) for rank in range(4)}
-    assert {} == watch.look(now + 0.1, sights).stopped
-    assert {} == watch.look(now + 0.5, sights).stopped
-    assert [1] == list(watch.look(now + 0.8, sights).stopped)
+    sights = {
+        rank: in_step(20, now, done_at=now, stopped_at=now + 0.1 if rank == 1 else None) for rank in range(4)
+    }
+    assert {} == watch.look(now + 0.2, sights).stopped
+    look = watch.look(now + 0.6, sights)
+    assert {} == look.stopped
+    assert look.due_at is not None
+    assert look.due_at == pytest.approx(now + 0.7)
+    assert [1] == list(watch.look(look.due_at, sights).stopped)
+    assert watch.look(look.due_at, sights).due_at is None
 
 
 def test_a_rank_that_goes_on_is_forgiven() -> None:
@@ -46,13 +52,13 @@ def test_a_rank_that_goes_on_is_forgiven() -> None:
     watch = HangWatch()
     now = paced(watch, 2, 20, 0.2)
 
-    def look(at: float, *, stopped: bool) -> list[int]:
-        sights = {0: in_step(20, now, stopped=stopped), 1: in_step(20, now)}
+    def look(at: float, *, stopped_at: float | None) -> list[int]:
+        sights = {0: in_step(20, now, stopped_at=stopped_at), 1: in_step(20, now)}
         return list(watch.look(at, sights).stopped)
 
-    look(now + 0.1, stopped=True)
-    look(now + 0.5, stopped=False)
-    assert [] == look(now + 0.9, stopped=True)
+    look(now + 0.1, stopped_at=now + 0.1)
+    look(now + 0.5, stopped_at=None)
+    assert [] == look(now + 0.9, stopped_at=now + 0.8)
 
 
 def test_ranks_are_asked_after_the_floor_where_steps_are_short() -> None:
@@ -85,6 +91,15 @@ def test_the_first_step_has_until_the_ceiling() -> None:
 
     assert {} == watch.look(CEILING_S - 1, sights).silences
     assert CEILING_S == watch.look(CEILING_S + 1, sights).silences[0].patience_s
+
+
+def test_steps_that_nobody_saw_are_learned_from_too() -> None:
+    """A rank says how long its last step took, so the first look is enough."""
+    watch = HangWatch(floor_s=1.0)
+    sights = {0: replace(in_step(5, 2.0, done_at=2.0), took_s=0.1)}
+
+    watch.look(2.4, sights)
+    assert 1.0 == watch.look(3.1, sights).silences[0].patience_s
 
 
 def test_a_replacement_in_its_first_step_is_measured_by_the_job_s_steps() -> None:

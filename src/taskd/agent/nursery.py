@@ -72,6 +72,7 @@ class _Entry:
         self.exit: Exit | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.held = True
+        self.stopped_at: float | None = None
 
 
 class Nursery:
@@ -100,6 +101,7 @@ class Nursery:
         self.pid = 0
         self.zygote_pid = 0
         self.on_lost: Callable[[], None] | None = None
+        self.on_stop: Callable[[], None] | None = None
         self._env = dict(env)
         self._on_exit = on_exit
         self._setup: Message = {"type": "setup", "warm": warm, "spares": spares, "log_file": log_file}
@@ -260,6 +262,11 @@ class Nursery:
         if pid in self._entries:
             self._kill_group(pid, sig)
 
+    def stopped_at(self, pid: int) -> float | None:
+        """Return since when a worker is stopped by a signal, None if it may run."""
+        entry = self._entries.get(pid)
+        return None if entry is None else entry.stopped_at
+
     async def warm_ready(self, timeout_s: float) -> bool:
         """Wait until workers come warm and all spares are parked; False if that does not happen in time."""
         try:
@@ -333,6 +340,12 @@ class Nursery:
                 code = int(str(message["code"]))
                 if entry is not None:
                     self._settle(entry, Exit(code=code) if code >= 0 else Exit(signal=-code))
+            case "stopped":
+                entry = self._entries.get(int(str(message["pid"])))
+                if entry is not None:
+                    entry.stopped_at = float(str(message["at"])) or None
+                if self.on_stop is not None:
+                    self.on_stop()
             case "warmth":
                 self._warm, self._hopeless = bool(message["warm"]), bool(message["hopeless"])
                 self._parked, self.zygote_pid = int(str(message["parked"])), int(str(message["zygote"]))

@@ -115,6 +115,7 @@ class NurseryServer:
                 if not self._running:
                     break
             self._reap()
+            self._note_stops()
             self._tend(time.monotonic())
         self._kill_all()
 
@@ -478,6 +479,18 @@ class NurseryServer:
                 self._drop(spare, "ended while parked")
                 self._tell_warmth()
 
+    def _note_stops(self) -> None:
+        """Tell of workers that a signal stopped or continued: the kernel does, the moment it happens."""
+        while (found := _next_stop()) is not None:
+            pid, stopped = found
+            if pid in self._workers:
+                at = time.monotonic() if stopped else 0.0
+                self._send({"type": "stopped", "pid": pid, "at": at})
+            elif stopped and any(spare.pid == pid for spare in self._spares):
+                # It would take a launch and never run it.
+                self._log(f"spare {pid} was stopped by a signal; it is replaced")
+                self._kill_group(pid)
+
     def _kill_group(self, pid: int) -> None:
         """Kill a child and its group; nothing if it was waited for, since the number may be another's now."""
         if not _is_child(pid):
@@ -546,6 +559,15 @@ def _next_dead() -> int | None:
     except ChildProcessError:
         return None
     return None if found is None else found.si_pid
+
+
+def _next_stop() -> tuple[int, bool] | None:
+    """Return a child that was stopped (True) or continued (False) by a signal; None if there is no more."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return None if found is None else (found.si_pid, found.si_code == os.CLD_STOPPED)
 
 
 def _is_child(pid: int) -> bool:

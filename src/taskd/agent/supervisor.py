@@ -88,7 +88,8 @@ from taskd.kit.machine import boot_id, find_free_port, is_paused, is_stopped, re
 from taskd.kit.pages import Page
 
 BEAT_S = 0.5
-TICK_S = 0.1
+# While something is under way, and while nothing is: every look takes time from the training.
+TICK_S, CALM_TICK_S = 0.1, 0.5
 FIRST_WARM_S = 30.0
 ALONE_S = 10.0
 ANSWER_S = 1.0
@@ -131,8 +132,9 @@ class Agent:
             on_order=self._on_order,
         )
         self._env = base_env(config.spec, os.environ)
+        self._stirred = asyncio.Event()
         self._nursery = self._make_nursery()
-        self._nursery_ready = asyncio.Event()
+        self._nursery_ready, self._nursery_lost = asyncio.Event(), asyncio.Event()
         self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
         self._ledger = Ledger(config.ledger_file, config.node, self._uplink.incarnation)
         self._births: dict[int, _Birth] = {}
@@ -145,6 +147,7 @@ class Agent:
         self._testimonies: tuple[Statement, ...] = ()
         self._missing_pids: set[int] = set()
         self._said_alone = False
+        self._stop_due_at: float | None = None
         self._failed_since = time.monotonic()
         self._answer_limit_s = answer_limit_s(os.environ)
         self._cwd = str(Path.cwd())
@@ -189,6 +192,7 @@ class Agent:
             log_file=self._config.log_file and f"{self._config.log_file}.nursery",
         )
         nursery.on_lost = self._on_nursery_lost
+        nursery.on_stop = self._stirred.set
         return nursery
 
     async def _keep_nursery(self) -> None:
@@ -201,12 +205,13 @@ class Agent:
                 # It holds the exit codes of everybody; whoever stopped it did not mean that.
                 self._log.warning("nursery_stopped", pid=self._nursery.pid)
                 os.kill(self._nursery.pid, SIGCONT)
-            await asyncio.sleep(TICK_S)
+            await _wait(self._nursery_lost, CALM_TICK_S)
 
     def _on_nursery_lost(self) -> None:
         self._log.warning("nursery_lost")
         self._nursery_ready.clear()
         self._nursery = self._make_nursery()
+        self._nursery_lost.set()
 
     # --- the manager -------------------------------------------------------------------------------------
 
@@ -246,7 +251,7 @@ class Agent:
     async def _keep_time(self) -> None:
         started = last_beat = last_look = time.monotonic()
         while True:
-            await asyncio.sleep(TICK_S)
+            await _wait(self._stirred, self._rest_s())
             now = time.monotonic()
             self._apply(Ticked(now))
             self._uplink.resend_due(now)
@@ -262,6 +267,22 @@ class Agent:
             if not self._uplink.heard_manager and now - started > self._config.spec.join_timeout_s:
                 self._lifeline.say(fatal="no manager was reached in time; check its address and port")
                 return
+
+    def _rest_s(self) -> float:
+        """Return how long nothing needs to be looked at, unless something stirs."""
+        node = self._state
+        calm = node.phase is NodePhase.RUNNING and not (
+            node.leavers
+            or node.standby_plan
+            or node.missing
+            or self._uplink.pending
+            or self._testimonies
+            or any(view.state is WorkerState.FAILED for view in node.workers.values())
+        )
+        rest_s = CALM_TICK_S if calm else TICK_S
+        if self._stop_due_at is not None:
+            rest_s = min(rest_s, max(0.0, self._stop_due_at - time.monotonic()))
+        return rest_s
 
     def _check_unanswered(self, now: float) -> None:
         """Leave if a failed rank found nobody to decide about it for as long as the user allows."""
@@ -307,21 +328,22 @@ class Agent:
             seen = page.read() if page is not None and view.state.alive and view.pid else None
             if page is None or seen is None or seen.state is not BeatState.READY:
                 continue
-            stopped = is_stopped(view.pid)
+            stopped_at = self._nursery.stopped_at(view.pid)
             changed, moved = seen.changed_ns / 1e9, seen.moved_ns / 1e9
             sights[rank] = Sight(
-                seen.step, changed, seen.begun, seen.place, moved, stopped, seen.took_ns / 1e9
+                seen.step, changed, seen.begun, seen.place, moved, stopped_at, seen.took_ns / 1e9
             )
             files = self._births[rank].files
             witnesses[rank] = Witness(view.pid, page, files.page, files.directory, seen)
         look = self._hangs.look(now, sights)
+        self._stop_due_at = look.due_at
         self._testimonies = self._witnesses.hear(now, look.silences, witnesses)
         for rank, why in look.stopped.items():
             birth = self._births[rank]
             kept = describe_mute(self._state.workers[rank].pid, birth.files.directory)
             birth.hung = f"{why}; what the kernel says of it is in {kept.file}" if kept.file else why
             birth.stack = kept.stack
-            birth.hung_since = look.since[rank]
+            birth.hung_since = sights[rank].stopped_at or now
             self._log.warning("hung", rank=rank, why=why)
             self._hangs.forget(rank)
             self._nursery.signal(self._state.workers[rank].pid, SIGKILL)
@@ -375,6 +397,8 @@ class Agent:
 
     def _apply(self, event: NodeEvent) -> None:
         self._state, effects = machine.step(self._state, event)
+        if not isinstance(event, Ticked):
+            self._stirred.set()
         for effect in effects:
             self._carry_out(effect)
 
@@ -592,3 +616,11 @@ class Agent:
         remove_tree(self._config.shm_dir)
         remove_tree(self._config.tmp_dir)
         os.kill(os.getpid(), SIGKILL)
+
+
+async def _wait(event: asyncio.Event, limit_s: float) -> None:
+    """Wait for an event, which is used up by that, for a time at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    event.clear()

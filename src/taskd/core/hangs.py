@@ -62,8 +62,8 @@ class Sight:
     """What one look at a rank shows. Times are of the same clock as ``now``.
 
     ``step`` is the last one that counts, done at ``done_at``; ``begun`` is the one that it is in or was in
-    last, ``place`` where in it, and ``moved_at`` since when. ``took_s`` is how long the last one took alone,
-    0 if that is not known.
+    last, ``place`` where in it, and ``moved_at`` since when. ``stopped_at`` is when a signal stopped the
+    process, None while it may run. ``took_s`` is how long the last step took alone, 0 if that is not known.
     """
 
     step: int
@@ -71,7 +71,7 @@ class Sight:
     begun: int
     place: Place
     moved_at: float
-    stopped: bool = False
+    stopped_at: float | None = None
     took_s: float = 0.0
 
 
@@ -88,13 +88,14 @@ class Silence:
 class Look:
     """What was found.
 
-    Ranks that were stopped for too long, each with the reason; and, once a rank was silent for longer than a
-    step may take, the silence of every rank.
+    Ranks that were stopped for too long, each with the reason; when the next rank that is stopped will have
+    been so for too long; and, once a rank was silent for longer than a step may take, the silence of every
+    rank.
     """
 
     stopped: Mapping[int, str] = field(default_factory=dict)
     silences: Mapping[int, Silence] = field(default_factory=dict)
-    since: Mapping[int, float] = field(default_factory=dict)
+    due_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +103,6 @@ class _Trail:
     step: int = -1
     done_at: float = 0.0
     begun: int = -1
-    stopped_since: float | None = None
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
 
@@ -125,21 +125,23 @@ class HangWatch:
         stopped: dict[int, str] = {}
         silences: dict[int, Silence] = {}
         due = False
+        ends: list[float] = []
         for rank, sight in sights.items():
-            self._note(now, rank, sight)
+            self._note(rank, sight)
         for rank, sight in sights.items():
             trail = self._trails[rank]
-            if trail.stopped_since is not None:
+            if sight.stopped_at is not None:
                 pace = median(trail.paces) if trail.paces else 1.0
-                waited, limit = now - trail.stopped_since, max(STOPPED_FLOOR_S, STOPPED_STEPS * pace)
-                if waited >= limit:
+                ends.append(sight.stopped_at + max(STOPPED_FLOOR_S, STOPPED_STEPS * pace))
+                if now >= ends[-1]:
+                    waited = now - sight.stopped_at
                     stopped[rank] = f"was stopped for {waited:.1f} s by a signal (a step takes {pace:.2f} s)"
             in_step, long = self._limits(trail)
             silent = max(0.0, now - sight.moved_at)
             silences[rank] = Silence(silent, long if sight.place is Place.BETWEEN else in_step, long)
             due = due or silent >= in_step
-        since = {rank: self._trails[rank].stopped_since or now for rank in stopped}
-        return Look(stopped, silences if due else {}, since)
+        due_at = min((end for end in ends if end > now), default=None)
+        return Look(stopped, silences if due else {}, due_at)
 
     def _limits(self, trail: _Trail) -> tuple[float, float]:
         """Return how long a rank may be silent inside a step, and how long at most."""
@@ -155,20 +157,16 @@ class HangWatch:
         )
         return min(self.ceiling_s, in_step), min(self.ceiling_s, long)
 
-    def _note(self, now: float, rank: int, sight: Sight) -> None:
+    def _note(self, rank: int, sight: Sight) -> None:
         trail = self._trails.get(rank)
         if trail is None:
-            trail = self._trails[rank] = _Trail(sight.step, sight.done_at)
+            trail = self._trails[rank] = _Trail()
         if sight.step > trail.step:
             self._note_steps(trail, sight)
         if sight.place is Place.IN_STEP and sight.begun != trail.begun:
             if trail.step >= 0 and sight.begun == trail.step + 1:
                 self._longest_pause = max(self._longest_pause, sight.moved_at - trail.done_at)
             trail.begun = sight.begun
-        if not sight.stopped:
-            trail.stopped_since = None
-        elif trail.stopped_since is None:
-            trail.stopped_since = now
 
     def _note_steps(self, trail: _Trail, sight: Sight) -> None:
         """Learn what a step takes: as the rank says, else on average since the last look."""

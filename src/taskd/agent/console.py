@@ -22,8 +22,8 @@ from typing import IO, Literal
 Stream = Literal["stdout", "stderr"]
 
 BUSY_POLL_S = 0.01
-IDLE_POLL_S = 0.05
-QUIET_POLL_S = 0.2
+IDLE_POLL_S = 0.1
+QUIET_POLL_S = 0.25
 QUIET_AFTER_S = 30.0
 PARTIAL_S = 0.5
 DRAIN_S = 5.0
@@ -74,8 +74,11 @@ class Console:
         last_growth = time.monotonic()
         while True:
             now = time.monotonic()
-            if self._copy(now):
-                last_growth, pause_s = now, BUSY_POLL_S
+            most = self._copy(now)
+            if most:
+                last_growth = now
+            if most >= _CHUNK:
+                pause_s = BUSY_POLL_S  # there is more
             else:
                 pause_s = IDLE_POLL_S if now - last_growth < QUIET_AFTER_S else QUIET_POLL_S
             await asyncio.sleep(pause_s)
@@ -95,13 +98,13 @@ class Console:
 
     # --- reading ---------------------------------------------------------------------------------------
 
-    def _copy(self, now: float) -> bool:
-        """Take one chunk of each file that has grown; tell whether there was any."""
-        grown = False
+    def _copy(self, now: float) -> int:
+        """Take one chunk of each file that has grown; return the size of the largest."""
+        most = 0
         for file in list(self._files.values()):
             data = _read_on(file) if self._has_room() else b""
             if data:
-                grown = True
+                most = max(most, len(data))
                 self._take(file, data, now)
             elif self._has_room():
                 if file.partial and now - file.partial_since >= PARTIAL_S:
@@ -109,7 +112,7 @@ class Console:
                 if file.done:
                     self._flush_partial(file)
                     self._left[file.path] = self._files.pop(file.path)
-        return grown
+        return most
 
     def _take(self, file: _File, data: bytes, now: float) -> None:
         whole, newline, rest = (file.partial + data).rpartition(b"\n")

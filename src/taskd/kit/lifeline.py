@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 FD_VARIABLE = "TASKD_LIFELINE_FD"
-BEAT_S = 0.5
+BEAT_S = 1.0
 
 _encode = msgspec.json.Encoder().encode
 

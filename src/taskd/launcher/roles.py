@@ -169,7 +169,7 @@ class RoleProcess:
     async def _watch_silence(self) -> None:
         last = time.monotonic()
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             now = time.monotonic()
             if now - last > SILENT_S / 2:
                 # It was this process that did not run.

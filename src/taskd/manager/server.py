@@ -71,7 +71,7 @@ from taskd.core.messages import (
     proxy_address,
     worker_address,
 )
-from taskd.core.status import IncidentStatus, JobStatus
+from taskd.core.status import IncidentStatus, JobPhase, JobStatus
 from taskd.core.switching import why_not
 from taskd.kit import jobs
 from taskd.kit.failpoints import failpoint
@@ -97,7 +97,8 @@ from taskd.wire.envelope import (
     unpack_packet,
 )
 
-TICK_S = 0.2
+# While something is under way or another manager may be elected, and while nothing is.
+TICK_S, CALM_TICK_S = 0.2, 0.5
 STALL_S = 2.0
 STATUS_EVERY_S = 1.0
 CALL_LIMIT_S = 15.0
@@ -183,7 +184,7 @@ class Manager:
     async def _keep_time(self) -> None:
         last, saved = time.monotonic(), 0.0
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(CALM_TICK_S if self._is_calm() else TICK_S)
             now = time.monotonic()
             if now - last > STALL_S:
                 # This process did not run for a while (stopped, or starved): nobody else is to blame.
@@ -199,6 +200,10 @@ class Manager:
             if now - saved >= STATUS_EVERY_S:
                 saved = now
                 self._save_status()
+
+    def _is_calm(self) -> bool:
+        waiting = any(channel.pending for _, channel in self._conversations.all())
+        return self.job.phase is JobPhase.RUNNING and self._config.succession is None and not waiting
 
     def _check_office(self, now: float) -> None:
         """Keep the roster; tell the launcher when nothing may be decided, and go if that stays so."""

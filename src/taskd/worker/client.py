@@ -212,6 +212,11 @@ class Worker:
         self._frames = BlockingFrames(sock, SEND_S)
         self.say(LocalHello(self._address, "", self._pid), dst=proxy_address(self._env.node))
 
+    @property
+    def connected(self) -> bool:
+        """Tell whether the proxy can be reached, as far as is known."""
+        return self._frames is not None
+
     def say(self, message: Message, dst: str = MANAGER) -> bool:
         """Send a message; lost if the proxy is away, as far as is known."""
         frames = self._frames

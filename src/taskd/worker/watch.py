@@ -2,8 +2,8 @@
 
 The training thread may be stuck in a collective for ever; somebody else must hear that a generation was
 raised over this process and pull it out. The thread sleeps in the socket, so it costs nothing while nothing
-happens; ten times a second it also looks at the worker's page, in case the proxy that should have called is
-dead.
+happens; now and then it also looks at the worker's page, in case the proxy that should have called cannot:
+twice a second while it seems well, ten times while it is away or something is under way.
 """
 
 import logging
@@ -28,7 +28,7 @@ from taskd.core.messages import (
 from taskd.kit.procinfo import is_asleep
 from taskd.worker.client import Worker
 
-LOOK_S = 0.1
+LOOK_S, CALM_LOOK_S = 0.1, 0.5
 REPEAT_S = 0.3
 PROMPT_S = 0.02
 CUT_S = 10.0
@@ -212,8 +212,9 @@ class Watch:
         return self._raised > generation or (regroup is not None and regroup.generation == generation)
 
     def _run(self) -> None:
+        calm = False
         while True:
-            messages = self._worker.receive(LOOK_S)
+            messages = self._worker.receive(CALM_LOOK_S if calm and self._worker.connected else LOOK_S)
             self._end_if_replaced()
             for message in messages:
                 if isinstance(message, Interrupt):
@@ -225,6 +226,7 @@ class Watch:
             self._end_if_stuck()
             with self._news:
                 settled = self._leave is None and self._raised == self._worker.generation
+            calm = settled and time.monotonic() >= self._cut_until
             if settled:
                 # Not while groups are taken down: whoever holds one then may be the last to hold it.
                 self._worker.answer(self._training.ident or 0)

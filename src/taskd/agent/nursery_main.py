@@ -16,7 +16,6 @@ Orphans below the nursery become its children, so that those too which left thei
 """
 
 # Pathlib is start-up time of every worker.
-# ruff: noqa: PTH123, PTH208
 
 import os
 import selectors
@@ -27,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from taskd.agent import newborn, program, zygote
+from taskd.agent import kin, newborn, program, zygote
 from taskd.agent.nursery_wire import (
     Frames,
     Message,
@@ -457,7 +456,7 @@ class NurseryServer:
         self._running = False
 
     def _reap(self) -> None:
-        while (pid := _next_dead()) is not None:
+        while (pid := kin.next_dead()) is not None:
             if pid in self._workers:
                 # Before the wait: until then the number, and the group of that number, are taken.
                 self._kill_group(pid)
@@ -481,7 +480,7 @@ class NurseryServer:
 
     def _note_stops(self) -> None:
         """Tell of workers that a signal stopped or continued: the kernel does, the moment it happens."""
-        while (found := _next_stop()) is not None:
+        while (found := kin.next_stop()) is not None:
             pid, stopped = found
             if pid in self._workers:
                 at = time.monotonic() if stopped else 0.0
@@ -493,7 +492,7 @@ class NurseryServer:
 
     def _kill_group(self, pid: int) -> None:
         """Kill a child and its group; nothing if it was waited for, since the number may be another's now."""
-        if not _is_child(pid):
+        if not kin.is_child(pid):
             return
         for kill in (os.killpg, os.kill):
             try:
@@ -509,15 +508,15 @@ class NurseryServer:
         for pid in self._workers:
             self._kill_group(pid)
         while time.monotonic() < deadline:
-            children = _children()
+            children = kin.children()
             for pid in children:
                 self._kill_group(pid)
             self._reap()
-            if not children and not _children():
+            if not children and not kin.children():
                 break
             time.sleep(0.001)  # Their own children become ours when they are gone: look again.
         else:
-            self._log(f"could not end {_children()} within {CLOSE_S:g} s")
+            self._log(f"could not end {kin.children()} within {CLOSE_S:g} s")
         self._agent.settimeout(1.0)
         for data, fds in self._outbox:
             try:
@@ -550,48 +549,6 @@ def _exec_worker(launch: WorkerLaunch) -> None:
         newborn.refuse(f"cannot start {what.target}: {error}", newborn.NOT_FOUND)
     except OSError as error:
         newborn.refuse(f"cannot start {what.target}: {error}", newborn.CANNOT_ENTER)
-
-
-def _next_dead() -> int | None:
-    """Return a child that has ended, without taking its number from it yet."""
-    try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return None if found is None else found.si_pid
-
-
-def _next_stop() -> tuple[int, bool] | None:
-    """Return a child that was stopped (True) or continued (False) by a signal; None if there is no more."""
-    try:
-        found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return None if found is None else (found.si_pid, found.si_code == os.CLD_STOPPED)
-
-
-def _is_child(pid: int) -> bool:
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _children() -> list[int]:
-    """Return the processes whose parent is this one. /proc's own list is an option of the kernel."""
-    me = str(os.getpid()).encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stat:
-                    fields = stat.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[1] == me:
-                found.append(int(name))
-    return found
 
 
 def _discard(fd: int) -> None:

@@ -20,6 +20,7 @@ from taskd.agent.config import AgentConfig
 from taskd.agent.console import Console
 from taskd.agent.errorfile import read_error_file
 from taskd.agent.faults import do_fault
+from taskd.agent.hanging import HangSearch, Hung, Living
 from taskd.agent.launches import (
     STDERR,
     STDOUT,
@@ -35,11 +36,10 @@ from taskd.agent.launches import (
 from taskd.agent.ledger import Ledger
 from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
 from taskd.agent.uplink import Uplink
-from taskd.agent.witnesses import Witness, Witnesses, clear_answers, describe_mute, last_words
+from taskd.agent.witnesses import clear_answers, last_words
 from taskd.core import node as machine
 from taskd.core.exits import Exit, ExitCode
 from taskd.core.failures import describe_exit
-from taskd.core.hangs import HangWatch, Sight
 from taskd.core.heartbeat import BeatState
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import (
@@ -81,7 +81,6 @@ from taskd.core.nodestate import (
     TellStopped,
     Ticked,
 )
-from taskd.core.testimony import Statement
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.kit.machine import boot_id, find_free_port, is_paused, is_stopped, remove_tree
@@ -108,9 +107,7 @@ class _Birth:
     page: Page
     standby: bool = False
     ended: bool = False
-    hung: str = ""
-    hung_since: float = 0.0
-    stack: str = ""
+    hung: Hung | None = None
 
 
 class Agent:
@@ -142,12 +139,9 @@ class Agent:
         self._past: list[_Birth] = []
         self._tasks: set[asyncio.Future[None]] = set()
         self._left = asyncio.Event()
-        self._hangs = HangWatch(config.spec.hang_floor_s, config.spec.hang_ceiling_s)
-        self._witnesses = Witnesses()
-        self._testimonies: tuple[Statement, ...] = ()
+        self._hangs = HangSearch(config.spec.hang_floor_s, config.spec.hang_ceiling_s)
         self._missing_pids: set[int] = set()
         self._said_alone = False
-        self._stop_due_at: float | None = None
         self._failed_since = time.monotonic()
         self._answer_limit_s = answer_limit_s(os.environ)
         self._cwd = str(Path.cwd())
@@ -276,12 +270,12 @@ class Agent:
             or node.standby_plan
             or node.missing
             or self._uplink.pending
-            or self._testimonies
+            or self._hangs.testimonies
             or any(view.state is WorkerState.FAILED for view in node.workers.values())
         )
         rest_s = CALM_TICK_S if calm else TICK_S
-        if self._stop_due_at is not None:
-            rest_s = min(rest_s, max(0.0, self._stop_due_at - time.monotonic()))
+        if self._hangs.due_at is not None:
+            rest_s = min(rest_s, max(0.0, self._hangs.due_at - time.monotonic()))
         return rest_s
 
     def _check_unanswered(self, now: float) -> None:
@@ -316,37 +310,16 @@ class Agent:
             self._apply(OrderReceived(now, Finish("alone", ExitCode.NODES_MISSING, why)))
 
     def _end_hung(self, now: float) -> None:
-        """End a rank that was stopped; let silent ones say where they are, so that one can be named.
-
-        Only where a recovery from memory can replace them. Who holds up a job of several nodes is not to be
-        seen from one of them, so that is the manager's to say.
-        """
-        sights: dict[int, Sight] = {}
-        witnesses: dict[int, Witness] = {}
+        """End ranks that were stopped, where a recovery from memory can replace them."""
+        ranks: dict[int, Living] = {}
         for rank, view in self._state.workers.items():
-            page = self._page_of(rank)
-            seen = page.read() if page is not None and view.state.alive and view.pid else None
-            if page is None or seen is None or seen.state is not BeatState.READY:
-                continue
-            stopped_at = self._nursery.stopped_at(view.pid)
-            changed, moved = seen.changed_ns / 1e9, seen.moved_ns / 1e9
-            sights[rank] = Sight(
-                seen.step, changed, seen.begun, seen.place, moved, stopped_at, seen.took_ns / 1e9
-            )
-            files = self._births[rank].files
-            witnesses[rank] = Witness(view.pid, page, files.page, files.directory, seen)
-        look = self._hangs.look(now, sights)
-        self._stop_due_at = look.due_at
-        self._testimonies = self._witnesses.hear(now, look.silences, witnesses)
-        for rank, why in look.stopped.items():
-            birth = self._births[rank]
-            kept = describe_mute(self._state.workers[rank].pid, birth.files.directory)
-            birth.hung = f"{why}; what the kernel says of it is in {kept.file}" if kept.file else why
-            birth.stack = kept.stack
-            birth.hung_since = sights[rank].stopped_at or now
-            self._log.warning("hung", rank=rank, why=why)
-            self._hangs.forget(rank)
-            self._nursery.signal(self._state.workers[rank].pid, SIGKILL)
+            birth = self._births.get(rank)
+            if birth is not None and view.state.alive and view.pid:
+                ranks[rank] = Living(view.pid, birth.page, birth.files, self._nursery.stopped_at(view.pid))
+        for rank, hung in self._hangs.look(now, ranks).items():
+            self._births[rank].hung = hung
+            self._log.warning("hung", rank=rank, why=hung.why)
+            self._nursery.signal(ranks[rank].pid, SIGKILL)
 
     def _beat(self) -> None:
         alive = {rank: view for rank, view in self._state.workers.items() if view.state.alive}
@@ -357,7 +330,7 @@ class Agent:
             tuple(rank for rank, (_, joined) in progress.items() if joined),
             tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
             tuple(rank for rank in alive if self._is_ready(rank)),
-            self._testimonies,
+            self._hangs.testimonies,
         )
         self._uplink.beat(beat)
 
@@ -534,9 +507,9 @@ class Agent:
             return
         view = birth.page.read()
         words = last_words(files.page)
-        if words is not None and not birth.hung:
-            birth.hung = f"it did not come out of {words.call} to recover; stack in {words.file}"
-            birth.stack = words.stack
+        if words is not None and birth.hung is None:
+            why = f"it did not come out of {words.call} to recover; stack in {words.file}"
+            birth.hung = Hung(why, words.stack, child.noticed_at)
         report = WorkerExited(
             generation=self._state.generation,
             rank=rank,
@@ -546,12 +519,12 @@ class Agent:
             step=view.step if view else -1,
             lived_s=child.noticed_at - birth.at,
             # A rank that hung was lost when it stopped, not when it was ended for it.
-            noticed_at=birth.hung_since or child.noticed_at,
+            noticed_at=birth.hung.since if birth.hung else child.noticed_at,
             failed_stamp=error.stamp if error else 0.0,
-            error=birth.hung or (error.message if error else ""),
+            error=birth.hung.why if birth.hung else error.message if error else "",
             place=error.place if error else "",
             log=files.directory,
-            stack=birth.stack,
+            stack=birth.hung.stack if birth.hung else "",
         )
         self._apply(ProcessExited(time.monotonic(), report))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from taskd.train.torch import randomness
+from taskd.train.torch.members import buffers_in
 from taskd.train.torch.spread import local_part
 
 LENGTH = struct.Struct("<3Q")
@@ -59,8 +60,7 @@ class OwnState:
     @staticmethod
     def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the buffers if they are small enough to be kept each step; large ones are tables."""
-        modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
-        buffers = [local_part(buffer) for module in modules for buffer in module.buffers()]
+        buffers = [local_part(buffer) for buffer in buffers_in(objects)]
         # One that was expanded is in fewer places than it has elements; nobody can write into it.
         buffers = [buffer for buffer in buffers if not _is_expanded(buffer)]
         if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:

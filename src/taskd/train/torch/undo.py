@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from taskd.train.torch.members import parameters_in
 from taskd.train.torch.zero import ShardedOptimizer
 
 
@@ -82,10 +83,7 @@ class Gradients:
 
     def note(self, objects: Mapping[str, Any]) -> None:
         """Remember which parameters have a gradient."""
-        modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
-        self._parameters = [
-            (parameter, parameter.grad is not None) for module in modules for parameter in module.parameters()
-        ]
+        self._parameters = [(each, each.grad is not None) for each in parameters_in(objects)]
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         optimizers = [thing for thing in objects.values() if isinstance(thing, torch.optim.Optimizer)]
         self._bare = [

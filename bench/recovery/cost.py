@@ -6,7 +6,7 @@ seconds: while one steps the others wait at a lock and use nothing. The order ch
 each block is compared only with those of its own cycle. Bare against bare says what such a comparison is
 worth; unless that is small the cost is not claimed.
 
-Both kinds of ranks have one thread, the same model, the same sleep and the same ledger. TaskD's other
+Both kinds of ranks have one thread, a core that they keep to, the same model, sleep and ledger. TaskD's other
 processes (launcher, manager, proxy, agent, nursery, spares) are there in the bare blocks too; what they use
 then is told.
 """
@@ -111,6 +111,7 @@ def _take_turns(home: Path, cycles: int, leaks: list[str]) -> tuple[dict[str, Jo
             label = f"cost-{name.replace(' ', '-')}"
             gates = Gates(home / f"{label}-gates", cycles + 2)
             env = {**base_env(), "BENCH_BLOCK": str(BLOCK), "BENCH_GATES": str(home / f"{label}-gates")}
+            env["BENCH_PIN"] = "1"
             start = start_taskd if name == "taskd" else start_bare
             run = stack.enter_context(running(f"{name}-cost", new_group(home, label, env), start, leaks))
             stack.callback(gates.open_all)
@@ -163,11 +164,16 @@ def _report(section: Section, jobs: dict[str, Job], idle: float) -> None:
     bare_cpu = [(a + b) / 2 * 1000.0 for a, b in zip(bare.cpu, again.cpu, strict=True)]
     section.add("  processor time per step of all ranks, bare", bare_cpu)
     section.add("  processor time per step, TaskD, all its processes", [each * 1000.0 for each in ours.cpu])
-    error = 1.25 * statistics.stdev(cost) / len(cost) ** 0.5 if len(cost) > 1 else float("nan")
     section.note(
         f"{len(cost)} cycles of three blocks of {BLOCK} steps; standard error of the median cost "
-        f"{error:.2f} %; TaskD's processes use {idle * 1000.0:.1f} ms a second while their ranks wait"
+        f"{_error(cost):.2f} %, of bare against bare {_error(noise):.2f} %"
     )
+    section.note(f"TaskD's processes use {idle * 1000.0:.1f} ms a second while their ranks wait")
+
+
+def _error(samples: Sequence[float]) -> float:
+    """Return the standard error of their median."""
+    return 1.25 * statistics.stdev(samples) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
 
 
 def _percent(some: Sequence[float], base: Sequence[float]) -> list[float]:

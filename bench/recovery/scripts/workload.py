@@ -33,6 +33,11 @@ CHECKPOINT = PLACE.parent / "checkpoint.pt"
 
 WIDTH, DEPTH, CLASSES, BATCH = 512, 5, 64, 16
 
+if os.environ.get("BENCH_PIN") == "1":
+    # Which ranks share a core decides how long a step takes, and is drawn anew every few seconds otherwise.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+
 
 class Ledger:
     """This process's file. A line is one write, so that a kill leaves whole lines."""

@@ -27,7 +27,7 @@ parser.add_argument("--stop", default="")
 parser.add_argument("--busy", default="")
 parser.add_argument("--leave", type=int, default=-1, help="leave the loop after this step")
 parser.add_argument("--destroy", action="store_true", help="destroy the process group after the loop")
-parser.add_argument("--fail", default="", help="raise or exit: rank 1 fails after the loop, every time")
+parser.add_argument("--fail", default="", help="raise, exit, system-exit: rank 1 fails after the loop")
 args = parser.parse_args()
 
 job = train.join()
@@ -77,6 +77,8 @@ come_to("end")
 if args.fail and job.rank == 1:
     if args.fail == "exit":
         sys.exit("the model cannot be exported")
+    if args.fail == "system-exit":
+        raise SystemExit("the model cannot be exported")
     raise ValueError("the model cannot be exported")
 (args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))
 with (args.out / f"ends-{job.rank}.txt").open("a") as file:

@@ -109,7 +109,7 @@ def stay_busy(job: RunningJob) -> None:
     eventually(lambda: job.status()["stamp"] - began > 4.0, "time to pass")
 
 
-@pytest.mark.parametrize("how", ["raise", "exit"])
+@pytest.mark.parametrize("how", ["raise", "exit", "system-exit"])
 def test_an_error_after_the_loop_ends_the_job_within_three_rounds(tmp_path: Path, how: str) -> None:
     """It comes back each time; the training before it is not done again for it."""
     with begin(tmp_path, "--fail", how) as job:

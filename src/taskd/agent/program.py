@@ -53,7 +53,10 @@ def run(kind: str, target: str, args: list[str], error_file: str) -> None:
             _run_module(target, args)
         else:
             _run_script(target, args)
-    except SystemExit:
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            # As the interpreter does with errors: who is called at its end learns that the program failed.
+            sys.last_value = end
         raise
     except BaseException as error:  # This is the last frame below the interpreter itself.
         trace = _users_part(error.__traceback__)

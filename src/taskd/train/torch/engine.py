@@ -42,7 +42,7 @@ from taskd.train.torch.meeting import RAISE_LIMIT_S, STAND_LIMIT_S, Meeting, Wra
 from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.promises import find_broken_promises
-from taskd.train.torch.resetting import refuse_classic
+from taskd.train.torch.resetting import refuse_unkept
 from taskd.train.torch.restoring import (
     AT_START,
     Me,
@@ -165,7 +165,7 @@ class Engine:
         for name, thing in objects.items():
             if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
                 raise TypeError(f"{name} has no state_dict and load_state_dict, so its state cannot be kept")
-            refuse_classic(thing)
+            refuse_unkept(thing)
             self._objects[name] = thing
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(self._before_update)

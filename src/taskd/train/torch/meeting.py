@@ -17,7 +17,7 @@ import torch.distributed as dist
 from taskd.core.messages import Regroup, Save, Standing
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.groups import Groups
-from taskd.train.torch.resetting import refuse_classic, reset_modules
+from taskd.train.torch.resetting import refuse_unkept, reset_modules
 from taskd.train.torch.wrapping import Handle, building, current, has_ddp
 from taskd.worker.client import Worker
 from taskd.worker.watch import Superseded, Watch
@@ -42,7 +42,7 @@ class Wrap:
             return
         with building(sync=sync):
             wrapper = self.builder()
-        refuse_classic(wrapper)
+        refuse_unkept(wrapper)
         self.handle.set(wrapper)
         self.standing = True
 

@@ -19,6 +19,7 @@ from torch import nn
 from taskd.train.torch.wrapping import put_back_parameters
 
 _CLASSIC = ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
+_ZERO = ("torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer")
 
 
 class ClassicFsdp(TypeError):
@@ -32,12 +33,28 @@ class ClassicFsdp(TypeError):
         )
 
 
-def refuse_classic(module: object) -> None:
-    """Raise if there is a module of FSDP's first version inside."""
-    if isinstance(module, nn.Module):
-        for part in module.modules():
-            if (type(part).__module__, type(part).__qualname__) == _CLASSIC:
-                raise ClassicFsdp
+class SingleShares(TypeError):
+    """An optimizer was given whose shares have no second copy."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "ZeroRedundancyOptimizer has one copy of each share, and needs all ranks for a state_dict; use "
+            "taskd.train.ShardedOptimizer, which keeps two, or leave it out of job.register to train without "
+            "recovery from memory"
+        )
+
+
+def refuse_unkept(thing: object) -> None:
+    """Raise for what keeps its state in a way that cannot be brought back."""
+    if _is(thing, _ZERO):
+        raise SingleShares
+    if isinstance(thing, nn.Module) and any(_is(part, _CLASSIC) for part in thing.modules()):
+        raise ClassicFsdp
+
+
+def _is(thing: object, kind: tuple[str, str]) -> bool:
+    # By name: importing either class takes a while.
+    return any((each.__module__, each.__qualname__) == kind for each in type(thing).__mro__)
 
 
 def reset_modules(roots: Iterable[object]) -> None:

@@ -6,6 +6,7 @@ groups. A further fault at any moment begins this again with the later generatio
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,8 @@ from taskd.worker.watch import Superseded, Watch
 
 RAISE_LIMIT_S = 30.0
 STAND_LIMIT_S = 60.0
+# For a try to connect to the leader's store; torch makes a second one, a second later at most.
+REACH_S = 0.1
 # How long to wait is the manager's to say: it knows of ranks that are busy and come later. This ends it.
 ANSWER_LIMIT_S = 3600.0
 
@@ -136,10 +139,26 @@ class Meeting:
         host, _, port = regroup.store.rpartition(":")
         with self._fence.recording(generation):
             # The leader too: a connection that is made here can be cut when a peer never comes.
-            limit = timedelta(seconds=STAND_LIMIT_S)
-            client = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+            client = self._reach(host, int(port), generation)
         self._groups.together(generation, dist.PrefixStore(f"taskd/{generation}", client))
         self._worker.enter(generation)
+
+    def _reach(self, host: str, port: int, generation: int) -> dist.TCPStore:
+        """Connect to the leader's store; give up as soon as another generation is raised.
+
+        The leader may be gone, and torch opens a connection that was cut anew until its timeout is over: all
+        would sit here until they have to be ended, and the state with them.
+        """
+        end = time.monotonic() + STAND_LIMIT_S
+        while True:
+            try:
+                store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=REACH_S))
+            except dist.DistError:
+                if self._watch.raised[0] > generation or time.monotonic() > end:
+                    raise
+            else:
+                store.set_timeout(timedelta(seconds=STAND_LIMIT_S))
+                return store
 
 
 def _is_here(host: str) -> bool:

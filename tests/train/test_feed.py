@@ -59,7 +59,7 @@ def test_a_fresh_loader_goes_on_where_the_old_one_was(passed: int) -> None:
     expected = drawn(Feed(loader()), range(14))[passed:]
     data = Numbers()
     feed = Feed(loader(data))
-    feed.go_to(b"", passed)
+    feed.go_to(b"", passed, 0)
 
     assert data.reads <= 3 * (passed // 4)
     assert expected == drawn(feed, range(passed, 14))
@@ -76,8 +76,45 @@ def test_a_loader_with_a_state_is_put_where_the_old_one_was(passed: int) -> None
 
     for place, step in ((before, passed), (after, passed + 1)):
         feed = Feed(Stateful())
-        feed.go_to(place, 0)
+        feed.go_to(place, step, 0)
         assert (values[passed:] if step == passed else []) == drawn(feed, range(step, passed + 1))
+
+
+def shuffled(generator: torch.Generator | None) -> DataLoader[int]:
+    return DataLoader(Numbers(), batch_size=3, shuffle=True, generator=generator)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 9])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_shuffled_order_is_found_again(steps: int, given: bool) -> None:
+    """It comes from the state of a generator at the start of a pass, which training has changed since."""
+
+    def generator() -> torch.Generator | None:
+        return torch.Generator().manual_seed(8) if given else None
+
+    torch.manual_seed(7)
+    old = Feed(shuffled(generator()))
+    for step in range(steps):
+        drawn(old, range(step, step + 1))
+        torch.rand(3)  # as dropout does
+    place, state = old.place(), torch.get_rng_state()
+    expected = drawn(old, range(steps, 14))
+
+    torch.manual_seed(100)
+    new = Feed(shuffled(generator()))
+    new.go_to(place, steps, 0)
+    torch.set_rng_state(state)
+    assert expected == drawn(new, range(steps, 14))
+
+
+def test_a_loop_that_follows_can_give_the_last_batch_of_the_one_before() -> None:
+    """All may have to go one step back just after a loop has begun."""
+    old = Feed(loader())
+    values = drawn(old, range(4))
+
+    feed = Feed(loader(), old.kept_before(4))
+    drawn(feed, range(4, 5))
+    assert values[3:] == drawn(feed, range(3, 4))
 
 
 def test_the_last_two_batches_can_be_had_again() -> None:

@@ -18,15 +18,22 @@ KINDS = {
     "accumulate": ["forward:1:5", "updated:2:6"],
     "scaler": ["forward:0:5", "updated:1:2", "after:2:8"],
     "loader": ["before:1:4", "forward:0:12", "updated:3:3"],
+    "epochs": ["forward:1:7", "after:2:9", "before:0:10", "before:3:12"],
 }
-SAMPLE = [("zero", "forward:1:5"), ("two", "between:2:5"), ("after", "updated:1:5"), ("loader", "before:1:4")]
+SAMPLE = [
+    ("zero", "forward:1:5"),
+    ("two", "between:2:5"),
+    ("after", "updated:1:5"),
+    ("loader", "before:1:4"),
+    ("epochs", "before:0:10"),
+]
 EVERY = [(kind, death) for kind, deaths in KINDS.items() for death in deaths]
 CASES = EVERY if os.environ.get("TASKD_MATRIX") else SAMPLE
 
 
 @pytest.mark.parametrize(("kind", "death"), CASES)
 def test_a_kill_costs_no_bit(tmp_path: Path, reference: Callable[..., Run], kind: str, death: str) -> None:
-    """Two optimizers, a collective after the update, accumulation, a scaler, a loader, ZeRO-1."""
+    """Two optimizers, a collective after the update, accumulation, a scaler, a loader, epochs, ZeRO-1."""
     job = train(tmp_path, "--kind", kind, "--die", death, script=USAGE, steps=STEPS)
 
     _, rank, _ = death.split(":")

@@ -3,7 +3,7 @@
 ``zero``: a sharded optimizer with two copies. ``two``: two optimizers, the second of which needs the others
 after the first has updated. ``after``: the loss is averaged after the update. ``accumulate``: two backward
 passes a step. ``scaler``: AMP's scaler, which leaves an update out now and then. ``loader``: a loader with a
-sampler, whose augmentation draws random numbers.
+sampler, whose augmentation draws random numbers. ``epochs``: a loop for each epoch, over shuffled data.
 """
 
 import argparse
@@ -147,10 +147,17 @@ if args.kind == "loader":
     samples = Samples()
     sampler: DistributedSampler[Any] = DistributedSampler(samples, shuffle=True, seed=1)
     data = DataLoader(samples, batch_size=4, sampler=sampler)
+epoch = args.steps
+if args.kind == "epochs":
+    epoch = 5
+    data = DataLoader(Samples(), batch_size=8, shuffle=True)
 with (args.out / f"ledger-{job.rank}.jsonl").open("a") as ledger:
-    for done, result in job.steps(train_step, until=args.steps, data=data):
-        ledger.write(json.dumps({"step": done, "loss": result.hex(), "pid": os.getpid()}) + "\n")
-        ledger.flush()
+    for begin in range(0, args.steps, epoch):
+        end = min(begin + epoch, args.steps)
+        for done, result in job.steps(train_step, start=begin, until=end, data=data):
+            ledger.write(json.dumps({"step": done, "loss": result.hex(), "pid": os.getpid()}) + "\n")
+            ledger.flush()
+        torch.rand(1)  # a script may draw numbers between two loops
 final = (
     digest({"model": model, "other": other}) + digest({"optimizer": optimizer})[: 64 * (args.kind != "zero")]
 )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from taskd.train.torch.slots import Entry, Slot, read_entries
 
 TAG = 7801
-ROOM_BYTES = 32768
+ROOM_BYTES = 65536
 LENGTH = struct.Struct("<qqq")
 
 log = logging.getLogger("taskd")

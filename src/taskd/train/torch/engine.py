@@ -103,6 +103,7 @@ class Engine:
         self._began: dict[int, bytes] = {}
         self.saver = Saver(rank, world_size)
         self._feed = Feed(None)
+        self._arrival: tuple[int, bytes] | None = None  # where to go on, and the own state there
         # What this process is: does it have a group, a place in the loop, a state, and which part of it?
         self._entered = False
         self._arrived = not self._newcomer
@@ -177,18 +178,23 @@ class Engine:
         """Run the steps and yield each that counts, once."""
         self.enter()
         self._arrive()
-        self._feed, self._start = Feed(data), start
-        self._began.clear()
+        # All may have to go one step back, into the loop before.
+        self._feed, self._start = Feed(data, self._feed.kept_before(start)), start
+        self._began = {step: own for step, own in self._began.items() if step < start}
         # A replacement, or a run that goes on, passes through the loops that are behind it.
         passes = self._newcomer or self._resumed
         self._step = max(self._step, start) if passes else start
         self._told = max(self._told, self._step)
+        self._until, self._outside = until, None
+        self._take_up()
         self._meet()
         if self._has_state:
             self._worker.ready()
-        self._until, self._outside = until, None
         self._kept = self._step
         while True:
+            if self._newcomer and isinstance(self._pending, Regroup) and self._pending.target > until:
+                self._outside = self.groups.calls
+                return  # the others are in a later loop, and wait for this rank there
             if self._pending is not None and not self._settle():
                 continue
             self._keep()
@@ -532,10 +538,18 @@ class Engine:
             return
         self._resumed = True
         self._step = self._told = max(resumed.step, self._step)
-        self._feed.go_to(self._own.place_in(resumed.own) if resumed.own else b"", self._step - self._start)
-        if resumed.own:
-            self._own.restore(self._objects, resumed.own)
+        self._arrival = self._step, resumed.own
+        self._take_up()
         self._keeping.committed(self._step, self._objects)
+
+    def _take_up(self) -> None:
+        """Put the data and the rank's own state to where this process goes on, if that is in this loop."""
+        if self._arrival is None or self._arrival[0] > self._until:
+            return
+        (step, own), self._arrival = self._arrival, None
+        self._feed.go_to(self._own.place_in(own) if own else b"", step, self._start)
+        if own:
+            self._own.restore(self._objects, own)
 
     # --- at the top of the agreed step -------------------------------------------------------------------
 
@@ -574,8 +588,12 @@ class Engine:
         if self._newcomer and not self._has_state:
             # Where the run began: a newcomer may have found a later checkpoint than the others did.
             self._start = received.begun if received.begun >= 0 else self._start
-            self._feed.go_to(self._own.place_in(own.payload) if own else b"", target - self._start)
+            self._feed.go_to(self._own.place_in(own.payload) if own else b"", target, self._start)
             self._told = regroup.top
+            begun = own is not None and (own.kind == AT_START or self._rank in regroup.partings)
+            if own is not None and begun and target == self._until:
+                # The process before was in the next loop: what comes between the two has been already.
+                self._arrival = target, own.payload
         self._newcomer = False
         self._step = target
         self._end = target if regroup.over else -1

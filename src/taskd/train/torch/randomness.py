@@ -34,7 +34,7 @@ class RandomnessDamaged(ValueError):
 
 def capture() -> bytes:
     """Take the state of every generator."""
-    cpu = _tensor_bytes(torch.get_rng_state())
+    cpu = tensor_bytes(torch.get_rng_state())
     python = _capture_python()
     numpy = _capture_numpy()
     cuda = _capture_cuda()
@@ -55,7 +55,7 @@ def restore(data: bytes) -> None:
         parts.append(data[start : start + length])
         start += length
     cpu, python, numpy, cuda = parts
-    torch.set_rng_state(_byte_tensor(cpu))
+    torch.set_rng_state(byte_tensor(cpu))
     _restore_python(python)
     if numpy:
         _restore_numpy(numpy)
@@ -63,12 +63,14 @@ def restore(data: bytes) -> None:
         _restore_cuda(cuda)
 
 
-def _tensor_bytes(state: torch.Tensor) -> bytes:
+def tensor_bytes(state: torch.Tensor) -> bytes:
+    """Return the bytes of a generator's state."""
     # Three times as fast as going through NumPy, which need not be there.
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
-def _byte_tensor(data: bytes) -> torch.Tensor:
+def byte_tensor(data: bytes) -> torch.Tensor:
+    """Make a generator's state of its bytes."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -111,7 +113,7 @@ def _restore_numpy(data: bytes) -> None:
 def _capture_cuda() -> bytes:
     if not torch.cuda.is_initialized():
         return b""
-    states = [_tensor_bytes(state) for state in torch.cuda.get_rng_state_all()]
+    states = [tensor_bytes(state) for state in torch.cuda.get_rng_state_all()]
     return _CUDA.pack(len(states), torch.cuda.current_device(), len(states[0])) + b"".join(states)
 
 
@@ -119,7 +121,7 @@ def _restore_cuda(data: bytes) -> None:
     """Restore by index, but the state of the rank's own device to the one that it has now."""
     count, current, length = _CUDA.unpack_from(data)
     states = [
-        _byte_tensor(data[start : start + length])
+        byte_tensor(data[start : start + length])
         for start in range(_CUDA.size, _CUDA.size + count * length, length)
     ]
     for index, state in enumerate(states[: torch.cuda.device_count()]):

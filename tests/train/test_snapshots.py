@@ -18,6 +18,7 @@ from torch import nn
 
 from taskd.train.torch import snapshots
 from taskd.train.torch.exchange import StateMismatch, digest
+from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.snapshots import Snapshot, SnapshotDamaged
 from tests.train.crew import run_crew
 from tests.train.snapshot_writer import Filled
@@ -440,3 +441,28 @@ def test_parts_of_spread_tensors_are_kept_without_asking_the_other_ranks(tmp_pat
 
     for answer in results.values():
         assert {"fresh": True, "used": True, "later": True} == answer, json.dumps(answer)
+
+
+def test_a_copy_that_was_under_way_when_memory_failed_is_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have what the failure left; the one before was done. One that was done in time is kept."""
+    objects = make(0)
+    keeping = Keeping(0, 2, str(tmp_path / "rank-0.slot"), "", newcomer=False)
+    keeping.agree(("a", "b"), 10, 5, objects)
+
+    keeping.committed(6, objects)
+    keeping.keep_last()
+    keeping.begin()
+    keeping.distrust(6)
+    assert ((0, 6), (0, 5)) == keeping.copies()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "is_settled", lambda _: False)
+        keeping.begin()
+    keeping.distrust(6)
+    assert ((0, 5),) == keeping.copies()
+
+    keeping.committed(6, objects)
+    keeping.keep_last()
+    assert ((0, 6), (0, 5)) == keeping.copies()

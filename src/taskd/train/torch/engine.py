@@ -270,6 +270,7 @@ class Engine:
         self._gradients.note(self._objects)
         started = time.monotonic()
         batch, before = self._begin(step)
+        self._keeping.begin()
         try:
             self._worker.begin(step)
             result = function(step, batch) if self._feed.present else function(step)
@@ -345,6 +346,7 @@ class Engine:
         if kind is TroubleKind.UCE:
             # What is in memory is not to be believed; only what was kept outside of it is this rank's own.
             self._has_state = False
+            self._keeping.distrust(step)
         broken = BROKEN_GROUP_S if kind is TroubleKind.NETWORK else 0.0
         if self._watch.wait_raised(generation, broken):
             return True

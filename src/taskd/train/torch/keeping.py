@@ -53,6 +53,7 @@ class Keeping:
         self._slot = Slot(slot_path, create=True)
         self._snapshot_path = f"{slot_path}.snap"
         self._snapshot: snapshots.Snapshot | None = None
+        self._doubtful = False
         self._buddy = _find_buddy(rank, world, shm_dir)
         self._kept_snapshot = f"{kept_path(shm_dir, self._buddy.owner)}.snap" if self._buddy else ""
         if not newcomer:
@@ -71,10 +72,20 @@ class Keeping:
         if self._snapshot is not None:
             self._snapshot.settle()
             self._snapshot.wait()
+            self._doubtful = False
         if self._buddy is not None:
             self._buddy.swap(step, AT_VOTE, own)
             if self._snapshot is not None:
                 self._swap_snapshots(step)
+
+    def begin(self) -> None:
+        """A step begins. What is still being copied is good only if the memory is, until it is done."""
+        self._doubtful = self._snapshot is not None and not self._snapshot.is_settled()
+
+    def distrust(self, step: int) -> None:
+        """The memory has failed in this step: a snapshot that was taken from it meanwhile is of no use."""
+        if self._snapshot is not None and self._doubtful:
+            self._snapshot.discard(step)
 
     def committed(self, step: int, objects: Mapping[str, Any]) -> None:
         """Begin a snapshot of the state of which ``step`` steps are part; it is done by the next vote."""

@@ -203,6 +203,19 @@ class Snapshot:
         job = self._last
         return job is not None and job.settled.wait(limit_s) and not job.abandoned
 
+    def is_settled(self) -> bool:
+        """Tell whether nothing is being copied any more."""
+        return self._last is None or self._last.settled.is_set()
+
+    def discard(self, step: int) -> None:
+        """Give up a snapshot of this process's that was finished from a state which cannot be believed."""
+        self.wait()
+        self.settle()
+        for index, header in headers(self._path):
+            if header.step == step and index in self._buffers:
+                self._buffers[index].set_mark(0)
+                self._newest = 1 - index  # the next one takes its place, and the one before stays
+
     def close(self) -> None:
         """Finish what is under way and unmap; the files stay."""
         self.wait()

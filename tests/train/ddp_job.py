@@ -37,6 +37,7 @@ parser.add_argument(
     "--save", default="-1:0", help="STEP:SECONDS that rank 0 takes for a checkpoint before it"
 )
 parser.add_argument("--corrupt", default="", help="RANK:STEP, one bit of a parameter, and nobody is told")
+parser.add_argument("--stop-newcomer", action="store_true", help="the first replacement of a rank stops")
 parser.add_argument("--standby-waits", action="store_true", help="until there is a file named go")
 parser.add_argument("--die-moving", type=int, default=-1, help="this rank dies when it is to be moved")
 parser.add_argument("--checkpoint", default="", help="DIR:N, a checkpoint every N steps")
@@ -49,6 +50,9 @@ plans = [plan.split(":") for plan in args.die]
 deaths = {(point, int(step)) for point, rank, step in plans if int(rank) == job.rank and not newcomer}
 at_step = -1
 
+if newcomer and args.stop_newcomer and not (stopped := args.out / "stopped").exists():
+    stopped.touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 if os.environ.get("TASKD_STANDBY") == "1":
     (args.out / f"standby-{job.rank}").write_text(str(os.getpid()))

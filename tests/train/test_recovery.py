@@ -83,6 +83,14 @@ def test_a_fault_of_the_replacement(tmp_path: Path, undisturbed: Run) -> None:
     assert_same(undisturbed, tmp_path, (1, 1))
 
 
+def test_a_replacement_that_is_stopped_on_its_way_is_replaced(tmp_path: Path, undisturbed: Run) -> None:
+    """It has not come to its loop yet, and all others wait for it."""
+    job = train(tmp_path, "--die", "forward:1:5", "--stop-newcomer")
+
+    assert_same(undisturbed, tmp_path, (1,))
+    assert ["interrupted by fault 2", "recovered"] == [each["outcome"] for each in job.timeline()]
+
+
 def test_a_passing_error_is_tried_again_by_the_same_processes(tmp_path: Path, undisturbed: Run) -> None:
     """retry: nobody gets a new process, the step is repeated, the bits are the same."""
     faults = [{"step": 6, "rank": 2, "kind": "raise"}, {"step": 11, "rank": 0, "kind": "raise"}]

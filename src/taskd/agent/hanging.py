@@ -11,7 +11,7 @@ from taskd.agent.launches import RankFiles
 from taskd.agent.witnesses import Witness, Witnesses, describe_mute
 from taskd.core.hangs import HangWatch, Sight
 from taskd.core.heartbeat import BeatState
-from taskd.core.testimony import Statement
+from taskd.core.testimony import Place, Statement
 from taskd.kit.pages import Page
 
 
@@ -23,6 +23,7 @@ class Living:
     page: Page
     files: RankFiles
     stopped_at: float | None
+    newcomer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Hung:
 
 
 class HangSearch:
-    """The search on one node. Only ranks that hold a state are looked at: others cannot be replaced alone."""
+    """The search on one node, among ranks that can be replaced alone: by a recovery from memory."""
 
     def __init__(self, floor_s: float, ceiling_s: float) -> None:
         """Begin, with the limits that the user has set."""
@@ -55,7 +56,12 @@ class HangSearch:
         witnesses: dict[int, Witness] = {}
         for rank, living in ranks.items():
             seen = living.page.read()
-            if seen is None or seen.state is not BeatState.READY:
+            if seen is None:
+                continue
+            if seen.state is not BeatState.READY:
+                # All wait for a replacement on its way. It may take its time, but not stand still.
+                if living.newcomer:
+                    sights[rank] = Sight(-1, now, -1, Place.BETWEEN, now, living.stopped_at)
                 continue
             sights[rank] = Sight(
                 seen.step,
@@ -70,7 +76,8 @@ class HangSearch:
             witnesses[rank] = Witness(living.pid, living.page, files.page, files.directory, seen)
         look = self._watch.look(now, sights)
         self.due_at = look.due_at
-        self.testimonies = self._witnesses.hear(now, look.silences, witnesses)
+        silences = {rank: silence for rank, silence in look.silences.items() if rank in witnesses}
+        self.testimonies = self._witnesses.hear(now, silences, witnesses)
         hung: dict[int, Hung] = {}
         for rank, why in look.stopped.items():
             living = ranks[rank]

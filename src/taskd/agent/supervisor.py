@@ -106,6 +106,7 @@ class _Birth:
     files: RankFiles
     page: Page
     standby: bool = False
+    newcomer: bool = False
     ended: bool = False
     hung: Hung | None = None
 
@@ -315,7 +316,8 @@ class Agent:
         for rank, view in self._state.workers.items():
             birth = self._births.get(rank)
             if birth is not None and view.state.alive and view.pid:
-                ranks[rank] = Living(view.pid, birth.page, birth.files, self._nursery.stopped_at(view.pid))
+                stopped_at = self._nursery.stopped_at(view.pid)
+                ranks[rank] = Living(view.pid, birth.page, birth.files, stopped_at, birth.newcomer)
         for rank, hung in self._hangs.look(now, ranks).items():
             self._births[rank].hung = hung
             self._log.warning("hung", rank=rank, why=hung.why)
@@ -474,7 +476,7 @@ class Agent:
             # What a rank kept for its replacement belongs to the run that ends here.
             clear_memory(self._config.shm_dir, rank)
         page = Page(files.page, create_generation=plan.generation)
-        birth = _Birth(plan.generation, rank, local_rank, time.monotonic(), files, page, standby)
+        birth = _Birth(plan.generation, rank, local_rank, time.monotonic(), files, page, standby, newcomer)
         if standby:
             self._standbys[rank] = birth
         else:

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,3 +41,19 @@ def test_rows_that_change_places_are_noticed() -> None:
 def test_several_threads_come_to_the_same_sum() -> None:
     data = torch.arange(70 * sums.ROW_BYTES + 13, dtype=torch.int64).mul_(37).to(torch.uint8)
     assert sums.checksum(data) == sums.checksum_quickly(data)
+
+
+AT_THE_END = """
+import atexit, torch
+from taskd.train.torch import sums
+
+data = torch.arange(5_000_000)
+atexit.register(lambda: print(sums.checksum_quickly(data.view(torch.uint8)) == before))
+before = sums.checksum_quickly(data.view(torch.uint8))
+"""
+
+
+def test_a_rank_whose_script_has_ended_can_still_sum_up() -> None:
+    """It stays to help others, when the interpreter has no pools of threads any more."""
+    ended = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True)
+    assert "True" == ended.stdout.strip(), ended.stderr

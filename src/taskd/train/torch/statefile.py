@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ import torch
 
 from taskd.train.torch.pickling import ALIGN, Placing, Shape, aligned, buffer_of, bytes_of, take_out
 from taskd.train.torch.spread import Meshes
+from taskd.train.torch.sums import Threads
 
 BLOCK_BYTES = 16 * 2**20  # a part of the format: another length makes other checksums
 READ_BYTES = 2 * 2**20  # stays in a core's cache until its checksum is taken
@@ -149,7 +150,7 @@ def write_file(capture: Capture, name: str, dir_fd: int) -> Seal:
         raise OSError(errno.ENOSPC, f"no room for {capture.length} bytes")
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
     try:
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="taskd-sums") as pool:
+        with Threads(THREADS, thread_name_prefix="taskd-sums") as pool:
             offset = 0
             sums = _Sums(pool)
             for block in capture.blocks():
@@ -183,7 +184,7 @@ def check_file(fd: int, seal: Seal) -> None:
     """Read a whole file and compare it with its seal; raises FileDamaged, and loads nothing."""
     _check_length(fd, seal)
     end = seal.length - _TRAILER.size
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="taskd-sums") as pool:
+    with Threads(THREADS, thread_name_prefix="taskd-sums") as pool:
         sums = _Sums(pool)
         for offset in range(0, end, BLOCK_BYTES):
             sums.add(functools.partial(_checksum_of_file, fd, offset, min(offset + BLOCK_BYTES, end)))
@@ -241,7 +242,7 @@ def read_file(fd: int, seal: Seal) -> States:
         if body_bytes > at:
             yield memoryview(bytearray(body_bytes - at)), None
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="taskd-sums") as pool:
+    with Threads(THREADS, thread_name_prefix="taskd-sums") as pool:
         sums = _Sums(pool)
         at = 0
         for block in _cut(pieces()):
@@ -287,7 +288,7 @@ def _cut(pieces: Iterable[tuple[memoryview, object]]) -> Iterator[_Block]:
 class _Sums:
     """The checksums of consecutive blocks, taken by other threads; few at a time, they hold the blocks."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: Threads) -> None:
         self._pool = pool
         self._waiting: deque[Future[int]] = deque()
         self._total = 0

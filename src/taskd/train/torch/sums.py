@@ -10,7 +10,9 @@ nothing that we guard against (torn copies, flipped bits, stale pages) does that
 import ctypes
 import os
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -19,6 +21,22 @@ _BLOCK_BYTES = 64 * ROW_BYTES
 _MOST_THREADS = 8
 _WORD = 8
 _ROW_WORDS = ROW_BYTES // _WORD
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that are also there for a rank whose script has ended, and which helps another one.
+
+    The interpreter ends all pools before it lets anybody else know that it is about to end.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - any
+        """Do it in a thread, or here where there are none any more."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            done: Future[Any] = Future()
+            done.set_result(fn(*args, **kwargs))
+            return done
 
 
 def count_rows(length: int) -> int:
@@ -71,5 +89,5 @@ def checksum_quickly(data: torch.Tensor) -> int:
     if data.numel() <= _BLOCK_BYTES:
         return checksum(data)
     blocks = data.split(_BLOCK_BYTES)
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1, len(blocks))) as pool:
+    with Threads(min(_MOST_THREADS, os.cpu_count() or 1, len(blocks))) as pool:
         return seal(torch.cat(list(pool.map(sum_rows, blocks))))

@@ -41,6 +41,7 @@ parser.add_argument("--stop-newcomer", action="store_true", help="the first repl
 parser.add_argument("--standby-waits", action="store_true", help="until there is a file named go")
 parser.add_argument("--die-moving", type=int, default=-1, help="this rank dies when it is to be moved")
 parser.add_argument("--checkpoint", default="", help="DIR:N, a checkpoint every N steps")
+parser.add_argument("--agree", action="store_true", help="on a seed and on names, before the loop")
 args = parser.parse_args()
 
 faulthandler.register(signal.SIGUSR1)  # a test that hangs can be asked where
@@ -117,7 +118,24 @@ def dying_at(point: str) -> Callable[..., None]:
     return lambda *_: die_at(point)
 
 
-torch.manual_seed(7)
+def agree() -> int:
+    """Agree with the others as scripts do before they train: on what rank 0 made up, and on who is there."""
+    dist.init_process_group("gloo")
+    made_up: list[Any] = [{"seed": 7, "run": f"run-{os.getpid()}"} if job.rank == 0 else None]
+    dist.broadcast_object_list(made_up)
+    names: list[Any] = [None] * job.world_size
+    dist.all_gather_object(names, f"rank-{job.rank}")
+    count = torch.tensor([job.rank + 1])
+    dist.all_reduce(count)
+    share = torch.zeros(1, dtype=torch.int64)
+    shares = [torch.tensor([10 * rank]) for rank in range(job.world_size)] if job.rank == 0 else None
+    dist.scatter(share, shares)
+    agreed = [made_up[0]["run"], names, count.item(), share.item()]
+    (args.out / f"agreed-{job.rank}-{os.getpid()}.json").write_text(json.dumps(agreed))
+    return int(made_up[0]["seed"])
+
+
+torch.manual_seed(agree() if args.agree else 7)
 width = 192
 blocks = []
 for _ in range(6):

@@ -16,7 +16,7 @@ from taskd.train.torch.devices import find
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.groups import COLLECTIVES, GroupGone, Groups, StableGroup
 from taskd.train.torch.hooks import hook_groups
-from taskd.train.torch.notes import NotNoted, SetupNotes
+from taskd.train.torch.notes import NotNoted, Origin, SetupNotes
 
 dist: Any = torch.distributed  # its stores are exported, but not for the type checker
 c10d: Any = distributed_c10d
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self._patch = monkeypatch
-        self.path = tmp_path / "slot.setup"
+        self.path = tmp_path
         self.generation = 1
         self.fence = SocketFence()
         self.groups: Groups | None = None
@@ -43,7 +43,7 @@ class World:
         hook_groups(lambda: self.groups)
 
     def begin(self, *, alone: bool = False) -> Groups:
-        notes = SetupNotes(str(self.path))
+        notes = SetupNotes(self.path, Origin(1, 0, 1))
         self.groups = Groups(self.fence, lambda: self.generation, notes, alone=alone)
         return self.groups
 
@@ -154,6 +154,26 @@ def test_a_replacement_gets_what_its_predecessor_got(world: World) -> None:
 
     assert [7] == seed.tolist()
     assert 0 == weights.sum()  # they come with the registered state
+
+
+def test_notes_of_another_start_or_damaged_ones_are_not_used(world: World) -> None:
+    """They say whose they are; what does not fit is as good as no notes."""
+    mine = Origin(2, 1, 4)
+    notes = SetupNotes(world.path, mine)
+    notes.take("broadcast", "0", [torch.tensor([7])])
+    notes.save()
+    kept = notes.export()
+
+    assert SetupNotes(world.path, mine).repeat("broadcast", "0", [torch.tensor([0])])
+    for other in (Origin(3, 1, 4), Origin(2, 1, 2)):
+        assert b"" == SetupNotes(world.path, other).export()
+    SetupNotes(world.path, Origin(2, 3, 4)).keep(1, kept[:-1] + b"!")
+    assert kept == notes.export()
+    (world.path / "rank-1.setup").write_bytes(kept[:-1] + b"!")
+    assert b"" == notes.export()
+    fetched = SetupNotes(world.path, mine, lambda is_whole: kept if is_whole(kept) else b"")
+    assert fetched.repeat("broadcast", "0", [torch.tensor([0])])
+    assert kept == notes.export()  # for whoever comes next
 
 
 def test_a_replacement_without_notes_does_not_guess_a_seed(world: World) -> None:

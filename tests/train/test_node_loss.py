@@ -1,5 +1,6 @@
 """A lost node's ranks come back from memory: on a spare node, or on the node itself when it is back."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -17,9 +18,9 @@ pytestmark = pytest.mark.slow
 Fault = Callable[[RunningJob, dict[str, Any]], object]
 
 
-def train(home: Path, fault: Fault, *flags: str) -> RunningJob:
+def train(home: Path, fault: Fault, *flags: str, words: tuple[str, ...] = ()) -> RunningJob:
     """Run the job on two local nodes, with a fault at step 5."""
-    with start(home, "--pause", "0.15", nodes=TWO_NODES, flags=flags) as job:
+    with start(home, "--pause", "0.15", *words, nodes=TWO_NODES, flags=flags) as job:
         before = job.at_step(5)
         fault(job, before)
         job.past_generation(before["generation"])
@@ -30,6 +31,17 @@ def train(home: Path, fault: Fault, *flags: str) -> RunningJob:
 def lose(node: int) -> Fault:
     """Take a node away, with its processes, its memory and its files."""
     return lambda job, _: job.cli("inject", "kill", "--node", str(node))
+
+
+def assert_agreed(home: Path, processes: int) -> None:
+    """See that each process of a rank was told the same before its loop."""
+    told: dict[int, list[Any]] = {}
+    for path in home.glob("agreed-*.json"):
+        told.setdefault(int(path.name.split("-")[1]), []).append(json.loads(path.read_text()))
+    assert processes == sum(map(len, told.values()))
+    (name,) = {each[0] for rank in told for each in told[rank]}
+    for rank, each in told.items():
+        assert [[name, ["rank-0", "rank-1", "rank-2", "rank-3"], 10, 10 * rank]] * len(each) == each
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -80,3 +92,21 @@ def test_a_node_is_lost_during_a_recovery_and_the_manager_with_it(tmp_path: Path
 
     assert_same(undisturbed, tmp_path, (0, 2, 3))
     assert 1 == count_processes(tmp_path)[1]
+
+
+@pytest.mark.parametrize("manager", ["stays", "killed"])
+def test_a_lost_nodes_ranks_know_what_was_agreed_on(tmp_path: Path, undisturbed: Run, manager: str) -> None:
+    """A seed, names and numbers from before the loop were kept on another node, and no manager is needed."""
+
+    def lose_node(job: RunningJob, status: dict[str, Any]) -> None:
+        if manager == "killed":
+            os.kill(status["manager_pid"], signal.SIGKILL)
+            eventually(lambda: job.status().get("manager_pid") not in (0, status["manager_pid"]), "a manager")
+        job.cli("inject", "kill", "--node", "1")
+
+    job = train(tmp_path, lose_node, "--spare-nodes", "1", words=("--agree",))
+
+    assert_same(undisturbed, tmp_path, (2, 3))
+    assert [1, 1, 2, 2] == count_processes(tmp_path)
+    assert ["recover"] == [incident["strategy"] for incident in job.timeline()]
+    assert_agreed(tmp_path, processes=6)

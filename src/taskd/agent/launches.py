@@ -118,6 +118,7 @@ def make_launch(
             "TASKD_JOB": config.spec.job,
             "TASKD_NODE": config.node,
             "TASKD_GENERATION": str(plan.generation),
+            "TASKD_BEGAN": str(plan.began),
             "TASKD_SOCKET": config.socket,
             "TASKD_PAGE": files.page,
             "TASKD_SLOT": files.slot,
@@ -153,7 +154,7 @@ def with_newcomer(launch: WorkerLaunch, *, standby: bool = False) -> WorkerLaunc
 def clear_memory(shm_dir: str, rank: int) -> None:
     """Remove what the processes of a rank left in the node's memory, for a run that begins anew.
 
-    Its notes are written anew; what this node keeps for other ranks is theirs.
+    Its notes are written anew, and say of which run they are; what this node keeps for other ranks is theirs.
     """
     for path in Path(shm_dir).glob(f"rank-{rank}-g*"):
         path.unlink(missing_ok=True)

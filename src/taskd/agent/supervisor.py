@@ -7,6 +7,7 @@ is away nothing changes for the training: reports wait, and the agent keeps knoc
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from taskd.agent.console import Console
 from taskd.agent.errorfile import read_error_file
 from taskd.agent.faults import do_fault
 from taskd.agent.hanging import HangSearch, Hung, Living
+from taskd.agent.keepsakes import read_notes
 from taskd.agent.launches import (
     STDERR,
     STDOUT,
@@ -128,6 +130,7 @@ class Agent:
             announce=self._announce,
             generation=lambda: self._state.generation,
             on_order=self._on_order,
+            on_question=functools.partial(read_notes, config.shm_dir),
         )
         self._env = base_env(config.spec, os.environ)
         self._stirred = asyncio.Event()

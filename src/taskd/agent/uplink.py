@@ -17,6 +17,8 @@ from taskd.core.messages import (
     Announce,
     Beat,
     LocalHello,
+    Notes,
+    NotesWanted,
     Order,
     Upstream,
     agent_address,
@@ -26,6 +28,7 @@ from taskd.core.messages import (
 from taskd.kit.logs import Log
 from taskd.links.local import LocalLink, connect_local
 from taskd.wire.envelope import (
+    Envelope,
     Message,
     WireError,
     decode_envelope,
@@ -44,7 +47,8 @@ class Uplink:
     """One agent's end of the line.
 
     ``announce`` describes the agent as it is at that moment, ``generation`` is the one it obeys, and
-    ``on_order`` gets each order once. ``on_absent`` is called whenever the proxy cannot be reached.
+    ``on_order`` gets each order once. ``on_absent`` is called whenever the proxy cannot be reached, and
+    ``on_question`` answers a rank of another node.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Uplink:
         generation: Callable[[], int],
         on_order: Callable[[Order], None],
         on_absent: Callable[[], None] | None = None,
+        on_question: Callable[[NotesWanted], Notes] | None = None,
     ) -> None:
         """Describe the line; ``keep`` holds it."""
         self._job = job
@@ -68,6 +73,7 @@ class Uplink:
         self._generation = generation
         self._on_order = on_order
         self._on_absent = on_absent
+        self._on_question = on_question
         self._link: LocalLink | None = None
         self._channel: Channel[Message] | None = None
         self.incarnation = secrets.token_hex(6)
@@ -141,6 +147,9 @@ class Uplink:
                 elif self.heard_manager and self.alone_since is None:
                     self.alone_since = time.monotonic()
                 return
+            if envelope.kind == NotesWanted.__name__:
+                self._answer(envelope)
+                return
             packet = unpack_packet(envelope)
         except WireError as error:
             self._log.warning("bad_message", why=str(error))
@@ -158,6 +167,16 @@ class Uplink:
                 self._log.warning("unexpected", kind=envelope.kind)
         if received.owes_ack:
             self._push(self._channel.acknowledge())
+
+    def _answer(self, envelope: Envelope) -> None:
+        """Answer whoever asks, outside of the numbering: it asks again if the answer is lost."""
+        wanted = unpack(envelope)
+        if isinstance(wanted, NotesWanted) and self._on_question and self._link and envelope.job == self._job:
+            answer = self._on_question(wanted)
+            me = agent_address(self._node)
+            self._link.send(
+                encode_envelope(pack(self._job, me, envelope.src, answer, sender=self.incarnation))
+            )
 
     def _meet(self, incarnation: str, *, anew: bool) -> None:
         """Speak to this manager from now on; a new one is told everything, the same one what it missed."""

@@ -168,7 +168,8 @@ class Plan:
 
     ``faults`` counts the faults of each container so far. Every agent keeps the plan it obeys, so a manager
     that takes over learns the counts from any of them. ``moves`` counts hot switches: of two plans of one
-    generation the one with more of them is the later one.
+    generation the one with more of them is the later one. ``began`` is the generation at which all ranks last
+    started together: what processes were told before their loop holds for their successors up to the next.
     """
 
     generation: int
@@ -178,6 +179,7 @@ class Plan:
     places: tuple[NodePlace, ...]
     faults: Mapping[str, int] = field(default_factory=dict)
     moves: int = 0
+    began: int = 0
 
     @property
     def world_size(self) -> int:

@@ -235,6 +235,33 @@ class Through:
 
 
 @dataclass(frozen=True, slots=True)
+class NotesWanted:
+    """A replacement finds no notes of what its predecessor was told before the loop, and asks other nodes.
+
+    ``source`` counts those who were asked and had none. It asks for one part after the other, and again if
+    no answer comes, so whoever is between it and the notes may die.
+    """
+
+    rank: int
+    source: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """A part of a rank's notes, from the agent of a node that keeps them.
+
+    ``total`` is 0 where it does not, and -1 if there is nobody else to ask.
+    """
+
+    rank: int
+    source: int
+    offset: int
+    total: int
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """The standbys of a hot switch exist; with an ``error``, one of them does not, and all others ended."""
 

@@ -147,15 +147,17 @@ def begin(job: Job, now: float) -> Outcome:
         return job, ()
     first = chosen[0]
     at = job.options.master_addr or first.announce.addr
+    # Also above what a node reached under a manager that this one never heard of.
+    generation = max(next_generation(job), *(1 + node.generation for node in chosen))
     plan = Plan(
-        # Also above what a node reached under a manager that this one never heard of.
-        generation=max(next_generation(job), *(1 + node.generation for node in chosen)),
+        generation=generation,
         restart_count=job.restarts,
         # Where rank 0 is: the given address is that of node rank 0, whose machine may be lost.
         master_addr=first.announce.addr if first.announce.wants_rank > 0 else at,
         master_port=job.options.master_port or first.free_port,
         places=compute_places([(node.key, node.announce.local_world) for node in chosen]),
         faults=dict(job.budget.used),
+        began=generation,
     )
     job = replace(
         job,

@@ -49,6 +49,8 @@ from taskd.core.messages import (
     Farewell,
     FaultDue,
     Inject,
+    Notes,
+    NotesWanted,
     OrderDone,
     Prepared,
     Progress,
@@ -84,6 +86,7 @@ from taskd.manager.config import ManagerConfig
 from taskd.manager.history import load_history
 from taskd.manager.injection import Injector
 from taskd.manager.office import Office, begin_succession
+from taskd.manager.questions import pass_on
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
     Envelope,
@@ -265,6 +268,9 @@ class Manager:
             self._log.warning("refused", why=f"of job {envelope.job!r}", src=envelope.src)
             return None
         self._office.hear(envelope.src, time.monotonic())
+        if envelope.kind == Notes.__name__ and envelope.dst.startswith("worker/"):
+            self._push(envelope.dst.split("/")[1], envelope)
+            return None
         if envelope.src.startswith("agent/"):
             self._take_from_agent(envelope)
             return None
@@ -284,6 +290,9 @@ class Manager:
                 known = self.job.nodes.get(node)
                 if known is not None:
                     self._apply(Reported(now, time.time(), node, known.incarnation, message))
+            case NotesWanted():
+                if self.job.plan is not None:  # otherwise it asks again
+                    self._push(*pass_on(self.job.plan, envelope, message))
             case RosterKept():
                 self._office.kept(message)
                 to = proxy_address(message.node)

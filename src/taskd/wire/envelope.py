@@ -22,6 +22,8 @@ Message = (
     | messages.Saved
     | messages.Coming
     | messages.Through
+    | messages.NotesWanted
+    | messages.Notes
     | messages.Beat
     | messages.ProxyHello
     | messages.RosterKept

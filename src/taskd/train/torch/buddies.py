@@ -39,13 +39,17 @@ class Buddy:
         self._out = torch.empty(0, dtype=torch.uint8)
         self._in = torch.empty(0, dtype=torch.uint8)
 
-    def agree(self, payload_bytes: int) -> None:
-        """Agree with all ranks on the room for a payload; called when a group stands."""
-        wanted = torch.tensor([max(ROOM_BYTES, 2 * payload_bytes)])
+    def agree(self, payload_bytes: int, *, misses: bool) -> bool:
+        """Agree with all ranks on the room for a payload; called when a group stands.
+
+        Also tells whether one of them misses something of its neighbour's that is kept once.
+        """
+        wanted = torch.tensor([max(ROOM_BYTES, 2 * payload_bytes), int(misses)])
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
-        self._room = int(wanted.item())
+        self._room = int(wanted[0].item())
         self._out = torch.zeros(LENGTH.size + self._room, dtype=torch.uint8)
         self._in = torch.zeros(LENGTH.size + self._room, dtype=torch.uint8)
+        return bool(wanted[1].item())
 
     def swap(self, step: int, kind: int, payload: bytes) -> None:
         """Give this rank's state and keep the neighbour's."""

@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -39,7 +38,7 @@ from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.groups import Groups
 from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.meeting import RAISE_LIMIT_S, STAND_LIMIT_S, Meeting, Wrap
-from taskd.train.torch.notes import SetupNotes
+from taskd.train.torch.notes import open_notes
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.promises import find_broken_promises
 from taskd.train.torch.resetting import refuse_unkept
@@ -91,9 +90,10 @@ class Engine:
         slot = os.environ["TASKD_SLOT"]
         shm_dir = os.environ.get("TASKD_SHM_DIR", "")
         before = os.environ.get("TASKD_SLOT_BEFORE", "")
-        self._keeping = Keeping(rank, world_size, slot, shm_dir, newcomer=self._newcomer, slot_before=before)
-        # By the rank's name: whoever has the rank later, and whatever its slot is called, finds it.
-        self._notes = SetupNotes(str(Path(slot).with_name(f"rank-{rank}.setup")))
+        self._notes = open_notes(worker, slot, rank, world_size)
+        self._keeping = Keeping(
+            rank, world_size, slot, shm_dir, self._notes, newcomer=self._newcomer, slot_before=before
+        )
         self.groups = Groups(self._fence, lambda: worker.generation, self._notes, alone=self._newcomer)
         self._meeting = Meeting(worker, self._watch, self._fence, self.groups, rank)
         self._objects: dict[str, Any] = {}

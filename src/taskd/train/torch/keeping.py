@@ -2,10 +2,12 @@
 
 Three places, from near to far: the rank's slot in the node's shared memory (own state, at the start and at
 the vote of every step), its snapshots beside it (the registered state, if this rank is the only one that has
-its part), and a buddy on another node who keeps a copy of both. What was committed is always in all places
-that this rank uses: the vote of a step passes only when the state before it is kept everywhere.
+its part), and a buddy on another node who keeps a copy of both, and of the rank's notes. What was committed
+is always in all places that this rank uses: the vote of a step passes only when the state before it is kept
+everywhere.
 """
 
+import ctypes
 import logging
 import os
 from collections import Counter
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 from taskd.train.torch import snapshots
 from taskd.train.torch.buddies import Buddy, kept_path
+from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.restoring import AT_VOTE, Own, find_own
 from taskd.train.torch.slots import Slot, read_entries
 
@@ -35,6 +38,7 @@ class Keeping:
         world: int,
         slot_path: str,
         shm_dir: str,
+        notes: SetupNotes,
         *,
         newcomer: bool,
         slot_before: str = "",
@@ -45,6 +49,7 @@ class Keeping:
         """
         self._rank = rank
         self._world = world
+        self._notes = notes
         self._slot_before = slot_before
         self._votes: dict[int, bytes] = {}
         self._inherited = read_entries(slot_path) if newcomer else []
@@ -115,8 +120,11 @@ class Keeping:
         One rank without a replica is enough to make all keep snapshots: when its last one was not finished,
         everybody has to go back to the one before.
         """
-        if self._buddy is not None:
-            self._buddy.agree(own_bytes)
+        buddy = self._buddy
+        if buddy is not None and buddy.agree(own_bytes, misses=not self._notes.has(buddy.owner)):
+            notes = bytearray(self._notes.export()) or bytearray(1)  # a tensor cannot be made of nothing
+            theirs = _swap_data(torch.frombuffer(notes, dtype=torch.uint8), buddy)
+            self._notes.keep(buddy.owner, ctypes.string_at(theirs.data_ptr(), theirs.numel()))
         if min(Counter(layout).values()) > 1 or self._world == 1:
             return
         if self._snapshot is None:
@@ -205,12 +213,18 @@ class Keeping:
             return
         have = step in snapshots.versions(self._snapshot_path)
         mine = snapshots.export(self._snapshot_path, step) if have else torch.empty(0, dtype=torch.uint8)
-        length = torch.zeros(1, dtype=torch.int64)
-        _swap(torch.tensor([mine.numel()]), buddy.to, length, buddy.owner)
-        theirs = torch.empty(int(length.item()), dtype=torch.uint8)
-        _swap(mine, buddy.to, theirs, buddy.owner)
+        theirs = _swap_data(mine, buddy)
         if theirs.numel():
             snapshots.import_bytes(self._kept_snapshot, theirs)
+
+
+def _swap_data(mine: torch.Tensor, buddy: Buddy) -> torch.Tensor:
+    """Give bytes to the buddy and get the neighbour's, which may be more or fewer."""
+    length = torch.zeros(1, dtype=torch.int64)
+    _swap(torch.tensor([mine.numel()]), buddy.to, length, buddy.owner)
+    theirs = torch.empty(int(length.item()), dtype=torch.uint8)
+    _swap(mine, buddy.to, theirs, buddy.owner)
+    return theirs
 
 
 def _swap(out: torch.Tensor, to: int, into: torch.Tensor, source: int) -> None:

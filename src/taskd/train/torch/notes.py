@@ -3,28 +3,38 @@
 Before its first step a script talks to the other ranks: it spreads its weights, agrees on a seed or the name
 of a directory, waits at barriers. A replacement runs the same lines, but the others did theirs long ago and
 are in the middle of training. So the first process of a rank notes the results of these calls in the node's
-shared memory, and its replacement gets them from there; nobody else takes part.
+shared memory, and its replacement gets them from there; nobody else takes part. When the loop begins the same
+notes are given to a rank of the next node, for a replacement that comes up elsewhere (``Keeping.agree``).
+
+Notes belong to one rank and to one common start of all ranks; a file says of which, and has a checksum.
 
 Large results are not kept: they are weights, and weights come with the registered state. A replacement that
-finds no note (it is on another node) goes on with what it has where the result is made of floating point
-numbers, and says so where it is not: a seed or a name that differs from everybody else's is worse than a
-restart.
+finds no note anywhere goes on with what it has where the result is made of floating point numbers, and says
+so where it is not: a seed or a name that differs from everybody else's is worse than a restart.
 """
 
+import functools
 import logging
+import os
 import pickle
+import struct
+import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import Work
+
+from taskd.worker.client import Worker
+from taskd.worker.questions import fetch_notes
 
 KEEP_BYTES = 1024 * 1024  # one result
 KEEP_ALL_BYTES = 16 * 1024 * 1024
 
 _Key = tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]]
+_HEAD = struct.Struct("<4q")
 _ONE_SIDED = ("send", "recv", "recv_anysource")
 _ASKING = ("_get", "_set", "_start", "_end", "get_", "set_")
 
@@ -71,11 +81,26 @@ class Done(Work):
         return found
 
 
-class SetupNotes:
-    """The notes of one rank; a file in shared memory once the script comes to its loop."""
+class Origin(NamedTuple):
+    """Whose notes they are: the generation at which all ranks last started together, the rank, the world."""
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    began: int
+    rank: int
+    world: int
+
+
+class SetupNotes:
+    """The notes of one rank; a file in shared memory once the script comes to its loop.
+
+    ``fetch`` gets them from another node, given a function that tells whether they are whole.
+    """
+
+    def __init__(
+        self, directory: Path, origin: Origin, fetch: Callable[[Callable[[bytes], bool]], bytes] | None = None
+    ) -> None:
+        self._directory = directory
+        self._origin = origin
+        self._fetch = fetch
         self._taken: list[tuple[_Key, list[torch.Tensor] | None]] = []
         self._size = 0
         self._kept: dict[_Key, deque[list[torch.Tensor] | None]] | None = None
@@ -91,10 +116,27 @@ class SetupNotes:
 
     def save(self) -> None:
         """Leave the notes to a replacement."""
-        draft = self._path.with_suffix(".draft")
-        draft.write_bytes(pickle.dumps(self._taken, protocol=pickle.HIGHEST_PROTOCOL))
-        draft.replace(self._path)
+        self._write(self._origin, _seal(self._origin, pickle.dumps(self._taken, pickle.HIGHEST_PROTOCOL)))
         self._taken = []
+
+    def export(self) -> bytes:
+        """Return this rank's notes as they are kept; nothing if there are none."""
+        return self._load(self._origin)
+
+    def has(self, owner: int) -> bool:
+        """Tell whether another rank's notes are kept here."""
+        return bool(self._load(self._origin._replace(rank=owner)))
+
+    def keep(self, owner: int, data: bytes) -> None:
+        """Keep another rank's notes, for a replacement that comes up on a node without them."""
+        origin = self._origin._replace(rank=owner)
+        if not _is_sealed(origin, data):
+            log.warning("taskd: rank %d has no notes that could be kept elsewhere", owner)
+            return
+        try:
+            self._write(origin, data)
+        except OSError as error:
+            log.warning("taskd: the notes of rank %d cannot be kept: %s", owner, error)
 
     def repeat(self, operation: str, group: str, results: list[torch.Tensor]) -> bool:
         """Put what came out of a predecessor's call where this result belongs; False if there is none."""
@@ -115,15 +157,41 @@ class SetupNotes:
 
     def _read(self) -> dict[_Key, deque[list[torch.Tensor] | None]]:
         kept: dict[_Key, deque[list[torch.Tensor] | None]] = defaultdict(deque)
-        try:
-            # Written by the process that had this rank before, as the same user.
-            notes = pickle.loads(self._path.read_bytes())  # noqa: S301 - see above
-        except (OSError, EOFError, pickle.UnpicklingError):
+        data = self._load(self._origin)
+        if not data and self._fetch is not None:
+            data = self._fetch(functools.partial(_is_sealed, self._origin))
+            if data:
+                self._write(self._origin, data)  # for whoever replaces this process
+        if not data:
             log.warning("taskd: no notes of what this rank did before its loop")
             return kept
-        for key, copies in notes:
+        # Written by the process that had this rank before, as the same user.
+        for key, copies in pickle.loads(data[_HEAD.size :]):  # noqa: S301 - see above
             kept[key].append(copies)
         return kept
+
+    def _load(self, origin: Origin) -> bytes:
+        try:
+            data = self._path(origin).read_bytes()
+        except OSError:
+            return b""
+        return data if _is_sealed(origin, data) else b""
+
+    def _write(self, origin: Origin, data: bytes) -> None:
+        draft = self._path(origin).with_suffix(f".{os.getpid()}.draft")
+        draft.write_bytes(data)
+        draft.replace(self._path(origin))
+
+    def _path(self, origin: Origin) -> Path:
+        # By the rank's name: whoever has the rank later, and whatever its slot is called, finds it.
+        return self._directory / f"rank-{origin.rank}.setup"
+
+
+def open_notes(worker: Worker, slot: str, rank: int, world: int) -> SetupNotes:
+    """Return the notes of this process's rank, which are beside its slot or on another node."""
+    began = int(os.environ.get("TASKD_BEGAN", "0"))
+    fetch = functools.partial(fetch_notes, worker, rank)
+    return SetupNotes(Path(slot).parent, Origin(began, rank, world), fetch)
 
 
 class Noting:
@@ -188,6 +256,23 @@ class Alone:
 
     def set_timeout(self, timeout: object) -> None:
         """There is nobody to wait for."""
+
+
+def _seal(origin: Origin, payload: bytes) -> bytes:
+    """Put in front of notes whose they are, and a checksum of it all."""
+    return _HEAD.pack(*origin, _checksum(origin, payload)) + payload
+
+
+def _is_sealed(origin: Origin, data: bytes) -> bool:
+    """Tell whether these are whole notes of that rank, of this start."""
+    if len(data) <= _HEAD.size:
+        return False
+    *whose, checksum = _HEAD.unpack_from(data)
+    return tuple(whose) == origin and checksum == _checksum(origin, data[_HEAD.size :])
+
+
+def _checksum(origin: Origin, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(repr(tuple(origin)).encode()))
 
 
 def _answer_with_own(results: list[torch.Tensor], args: tuple[Any, ...]) -> None:

@@ -109,6 +109,20 @@ def test_the_way_on_is_told_when_all_have_said_where_they_stand() -> None:
     assert 0 == play.job.restarts
 
 
+def test_a_plan_says_when_all_ranks_last_began_together() -> None:
+    """Only a restart changes that; what a process was told before its loop holds for those who replace it."""
+    play = keeping()
+    play.exited("1", KILLED, step=4)
+    again = Scene(3).running()
+    again.exited("1", KILLED)  # no rank keeps its state
+    again.restart()
+
+    assert play.job.plan is not None
+    assert again.job.plan is not None
+    assert (2, 1) == (play.job.plan.generation, play.job.plan.began)
+    assert (2, 2) == (again.job.plan.generation, again.job.plan.began)
+
+
 def test_a_second_death_raises_it_again() -> None:
     """Also one that was reported before its agent knew of the first generation."""
     play = keeping()

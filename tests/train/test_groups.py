@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import Work, distributed_c10d
 
 from taskd.train.torch.devices import find
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.groups import COLLECTIVES, GroupGone, Groups, StableGroup
 from taskd.train.torch.hooks import hook_groups
-from taskd.train.torch.notes import NotNoted, Origin, SetupNotes
+from taskd.train.torch.notes import Alone, Noting, NotNoted, Origin, SetupNotes
 
 dist: Any = torch.distributed  # its stores are exported, but not for the type checker
 c10d: Any = distributed_c10d
@@ -38,8 +38,9 @@ class World:
         monkeypatch.setenv("WORLD_SIZE", "1")
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", "0")
-        for name in ("rendezvous", "_new_process_group_helper"):
+        for name in ("rendezvous", "_new_process_group_helper", "broadcast_object_list"):
             monkeypatch.setattr(c10d, name, getattr(c10d, name))
+        monkeypatch.setattr(dist, "broadcast_object_list", dist.broadcast_object_list)
         hook_groups(lambda: self.groups)
 
     def begin(self, *, alone: bool = False) -> Groups:
@@ -154,6 +155,164 @@ def test_a_replacement_gets_what_its_predecessor_got(world: World) -> None:
 
     assert [7] == seed.tolist()
     assert 0 == weights.sum()  # they come with the registered state
+
+
+def one(value: int) -> torch.Tensor:
+    return torch.tensor([value])
+
+
+def all_reduce(value: int, group: Any = None) -> Any:
+    given = one(value)
+    dist.all_reduce(given, group=group)
+    return given
+
+
+def scatter(value: int) -> Any:
+    got = one(0)
+    dist.scatter(got, [one(value)])
+    return got
+
+
+def gather(value: int) -> Any:
+    got = [one(0)]
+    dist.gather(one(value), got)
+    return got[0]
+
+
+def all_to_all(value: int) -> Any:
+    got = one(0)
+    dist.all_to_all_single(got, one(value))
+    return got
+
+
+def reduce_scatter(value: int) -> Any:
+    got = one(0)
+    dist.reduce_scatter(got, [one(value)])
+    return got
+
+
+def all_gather_object(value: int) -> Any:
+    got: list[Any] = [None]
+    dist.all_gather_object(got, "." * value)
+    return len(got[0])
+
+
+def scatter_object(value: int) -> Any:
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, ["." * value])
+    return len(got[0])
+
+
+def functional_all_reduce(value: int) -> Any:
+    from torch.distributed import _functional_collectives as functional
+
+    return functional.all_reduce(one(value), "sum", dist.group.WORLD)
+
+
+def dtensor(value: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    return distribute_tensor(one(value), mesh["tp"], [Replicate()]).full_tensor()
+
+
+def large(value: int) -> Any:
+    """More than a weight may have, and not a weight: the order of the samples, say."""
+    given = torch.full((256 * 1024,), value)
+    dist.broadcast(given, 0)
+    return given[-1]
+
+
+CALLS: list[Callable[[int], Any]] = [
+    *(all_reduce, scatter, gather, all_to_all, reduce_scatter, all_gather_object, scatter_object),
+    *(functional_all_reduce, dtensor, large, lambda value: all_reduce(value, dist.new_group([0]))),
+]
+
+
+def test_whatever_a_script_asks_is_noted(world: World) -> None:
+    """A replacement gets the old answers, whatever it would say itself by now."""
+    groups = world.begin()
+    world.meet()
+    assert [7] * len(CALLS) == [int(call(7)) for call in CALLS]
+    groups.set_up()
+    dist.destroy_process_group()
+
+    world.begin(alone=True)
+    world.meet()
+
+    assert [7] * len(CALLS) == [int(call(3)) for call in CALLS]
+
+
+def test_who_told_the_others_remembers_what(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that rank 0 made up and told the others is not made up again by its replacement."""
+    groups = world.begin()
+    world.meet()
+    dist.broadcast_object_list(["a name"])
+    groups.set_up()
+    dist.destroy_process_group()
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    world.begin(alone=True)
+    world.meet()
+    made_up = ["another name"]
+    dist.broadcast_object_list(made_up, src=0)
+
+    assert ["a name"] == made_up
+
+
+def test_what_was_too_large_for_a_note_is_not_guessed(world: World, monkeypatch: Any) -> None:
+    """Numbers that are no weights come from the notes, or the replacement says why not."""
+    monkeypatch.setattr("taskd.train.torch.notes.KEEP_ALL_BYTES", 1024)
+    groups = world.begin()
+    world.meet()
+    large(7)
+    groups.set_up()
+    dist.destroy_process_group()
+
+    world.begin(alone=True)
+    world.meet()
+    with pytest.raises(NotNoted, match="too large"):
+        large(3)
+
+
+class Message(Work):
+    """Something that arrives when it is waited for."""
+
+    def __init__(self, into: torch.Tensor, value: int) -> None:
+        super().__init__()
+        self._into, self._value = into, value
+
+    def wait(self, *_: Any) -> bool:
+        self._into.fill_(self._value)
+        return True
+
+
+class Peer:
+    """A group in which every rank sends its number."""
+
+    def recv(self, tensors: list[torch.Tensor], source: int, _tag: int) -> Message:
+        return Message(tensors[0], source)
+
+
+def test_messages_are_noted_by_who_sent_them(world: World) -> None:
+    """Nothing is waited for before the script does, and each message is its sender's in the replacement."""
+    notes = SetupNotes(world.path, Origin(1, 0, 3))
+    first, second = one(0), one(0)
+    works = [Noting(Peer(), notes, "0").recv([into], rank, 0) for into, rank in ((first, 1), (second, 2))]
+    assert [0, 0] == [first.item(), second.item()]
+    for work in reversed(works):
+        work.wait()
+    notes.save()
+
+    alone = Alone(SetupNotes(world.path, Origin(1, 0, 3)), "0")
+    alone.send([one(5)], 1, 0).wait()
+    for rank in (2, 1):
+        into = one(0)
+        alone.recv([into], rank, 0).wait()
+        assert rank == into.item()
+    with pytest.raises(NotNoted):
+        alone.recv([one(0)], 1, 0)
 
 
 def test_notes_of_another_start_or_damaged_ones_are_not_used(world: World) -> None:

@@ -14,13 +14,15 @@ from tests.train.runs import TWO_NODES, Run, assert_same, count_processes, finis
 
 pytestmark = pytest.mark.slow
 
+# Slow until the faults are over: commands take their time on a busy machine.
+AGREEING = ("--agree", "--pause", "0.8")
 
 Fault = Callable[[RunningJob, dict[str, Any]], object]
 
 
-def train(home: Path, fault: Fault, *flags: str, words: tuple[str, ...] = ()) -> RunningJob:
+def train(home: Path, fault: Fault, *flags: str) -> RunningJob:
     """Run the job on two local nodes, with a fault at step 5."""
-    with start(home, "--pause", "0.15", *words, nodes=TWO_NODES, flags=flags) as job:
+    with start(home, "--pause", "0.15", "--agree", nodes=TWO_NODES, flags=flags) as job:
         before = job.at_step(5)
         fault(job, before)
         job.past_generation(before["generation"])
@@ -46,7 +48,10 @@ def assert_agreed(home: Path, processes: int) -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_lost_node_comes_up_on_a_spare_one(tmp_path: Path, undisturbed: Run, node: int) -> None:
-    """Its ranks get their state from replicas and what was theirs alone from their buddies."""
+    """Its ranks get their state from replicas, and from their buddies what was theirs alone.
+
+    That is also what they were told before the loop: a seed, names, numbers.
+    """
     job = train(tmp_path, lose(node), "--spare-nodes", "1")
 
     lost = (2 * node, 2 * node + 1)
@@ -55,6 +60,7 @@ def test_a_lost_node_comes_up_on_a_spare_one(tmp_path: Path, undisturbed: Run, n
     (incident,) = job.timeline()
     assert ("recover", "recovered") == (incident["strategy"], incident["outcome"])
     assert "replaced on node spare0" in incident["reason"]
+    assert_agreed(tmp_path, processes=6)
 
 
 def test_without_a_spare_the_survivors_wait_for_the_node(tmp_path: Path, undisturbed: Run) -> None:
@@ -64,6 +70,7 @@ def test_without_a_spare_the_survivors_wait_for_the_node(tmp_path: Path, undistu
     assert_same(undisturbed, tmp_path, (2, 3))
     assert [1, 1, 2, 2] == count_processes(tmp_path)
     assert ["recover-in-place"] == [incident["strategy"] for incident in job.timeline()]
+    assert_agreed(tmp_path, processes=6)
 
 
 def test_a_killed_agent_costs_only_its_own_ranks(tmp_path: Path, undisturbed: Run) -> None:
@@ -94,19 +101,33 @@ def test_a_node_is_lost_during_a_recovery_and_the_manager_with_it(tmp_path: Path
     assert 1 == count_processes(tmp_path)[1]
 
 
-@pytest.mark.parametrize("manager", ["stays", "killed"])
-def test_a_lost_nodes_ranks_know_what_was_agreed_on(tmp_path: Path, undisturbed: Run, manager: str) -> None:
-    """A seed, names and numbers from before the loop were kept on another node, and no manager is needed."""
-
-    def lose_node(job: RunningJob, status: dict[str, Any]) -> None:
-        if manager == "killed":
-            os.kill(status["manager_pid"], signal.SIGKILL)
-            eventually(lambda: job.status().get("manager_pid") not in (0, status["manager_pid"]), "a manager")
+def test_a_new_manager_finds_what_was_agreed_on(tmp_path: Path, undisturbed: Run) -> None:
+    """What a lost node's ranks were told before the loop is kept on another node, and by no manager."""
+    with start(tmp_path, *AGREEING, nodes=TWO_NODES, flags=("--spare-nodes", "1")) as job:
+        status = job.at_step(1)
+        os.kill(status["manager_pid"], signal.SIGKILL)
+        eventually(lambda: job.status().get("manager_pid") not in (0, status["manager_pid"]), "a manager")
         job.cli("inject", "kill", "--node", "1")
-
-    job = train(tmp_path, lose_node, "--spare-nodes", "1", words=("--agree",))
+        job.past_generation(status["generation"])
+        finish(job)
 
     assert_same(undisturbed, tmp_path, (2, 3))
     assert [1, 1, 2, 2] == count_processes(tmp_path)
     assert ["recover"] == [incident["strategy"] for incident in job.timeline()]
     assert_agreed(tmp_path, processes=6)
+
+
+def test_what_was_agreed_on_moves_along(tmp_path: Path, undisturbed: Run) -> None:
+    """A node's ranks are moved to a spare one; then the other is lost, and with it who told all others."""
+    with start(tmp_path, *AGREEING, nodes=TWO_NODES, flags=("--spare-nodes", "1")) as job:
+        job.at_step(1)
+        job.cli("switch", "job", "--node", "1")
+        generation = job.status()["generation"]
+        job.cli("inject", "kill", "--node", "0")
+        job.past_generation(generation)
+        finish(job)
+
+    assert_same(undisturbed, tmp_path, (0, 1))
+    assert [2, 2, 2, 2] == count_processes(tmp_path)
+    assert ["hot-switch", "recover"] == [incident["strategy"] for incident in job.timeline()]
+    assert_agreed(tmp_path, processes=8)

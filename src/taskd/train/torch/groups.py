@@ -241,6 +241,11 @@ class Groups:
         return self._calls[0]
 
     @property
+    def alone(self) -> bool:
+        """Tell whether there is nobody behind the groups yet."""
+        return self._alone
+
+    @property
     def ours(self) -> bool:
         """Tell whether the default group is one of these."""
         return dist.is_initialized() and isinstance(_c10d._get_default_group(), StableGroup)

@@ -5,10 +5,14 @@ imported before ``join`` (``from torch.distributed import init_process_group``),
 miss them. Two functions are changed that torch itself looks up each time: the one that meets the other
 ranks, and the one that makes a group.
 
+A third is changed by its name: whoever tells others its objects by ``broadcast_object_list`` keeps its own,
+also in the process that replaces it, which may have made up others. That one gets its predecessor's.
+
 Nothing here imports torch: a script that joins and does not use torch should not pay for it. If torch's
 module is there already it is changed at once, otherwise when it is loaded.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -78,8 +82,36 @@ def _change(module: ModuleType, ask: Callable[[], "Groups | None"]) -> None:
     def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
         return own_helper(*args, **kwargs) if current is None else _make(current, own_helper, args, kwargs)
 
+    own_broadcast = c10d.broadcast_object_list
+
+    @functools.wraps(own_broadcast)
+    def broadcast_object_list(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+        if current is not None and current.alone:
+            args, kwargs = (), _as_listener(c10d, own_broadcast, args, kwargs)
+        return own_broadcast(*args, **kwargs)
+
+    known: Any
+    for known in (c10d, sys.modules.get("torch.distributed")):
+        if getattr(known, "broadcast_object_list", None) is own_broadcast:
+            known.broadcast_object_list = broadcast_object_list
     c10d.rendezvous = rendezvous
     c10d._new_process_group_helper = new_process_group_helper  # noqa: SLF001
+
+
+def _as_listener(
+    c10d: Any,  # noqa: ANN401 - a module
+    own: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of a broadcast with another rank as its source: nobody is there but the notes."""
+    from taskd.train.torch.groups import StableGroup, bind
+
+    call = bind(own, args, kwargs)
+    group = call["group"] or c10d._get_default_group()  # noqa: SLF001 - as torch does
+    if isinstance(group, StableGroup) and group.size() > 1 and "group_src" in call:
+        call.update(src=None, group_src=(group.rank() + 1) % group.size())
+    return call
 
 
 def _make(groups: "Groups", own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401

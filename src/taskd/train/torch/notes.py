@@ -8,9 +8,11 @@ notes are given to a rank of the next node, for a replacement that comes up else
 
 Notes belong to one rank and to one common start of all ranks; a file says of which, and has a checksum.
 
-Large results are not kept: they are weights, and weights come with the registered state. A replacement that
-finds no note anywhere goes on with what it has where the result is made of floating point numbers, and says
-so where it is not: a seed or a name that differs from everybody else's is worse than a restart.
+Large results of floating point numbers are not kept: they are weights, and weights come with the registered
+state. A replacement that finds no note of such a result goes on with what it has. Of any other result it says
+so: a seed or a name that differs from everybody else's is worse than a restart.
+
+What one rank sends to another is noted where it arrives, when the script has waited for it.
 """
 
 import functools
@@ -30,12 +32,13 @@ from torch.distributed import Work
 from taskd.worker.client import Worker
 from taskd.worker.questions import fetch_notes
 
-KEEP_BYTES = 1024 * 1024  # one result
+KEEP_BYTES = 1024 * 1024  # one result of floating point numbers
 KEEP_ALL_BYTES = 16 * 1024 * 1024
 
 _Key = tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]]
 _HEAD = struct.Struct("<4q")
-_ONE_SIDED = ("send", "recv", "recv_anysource")
+_TOO_LARGE = "it was too large for a note, or nobody had waited for it when the loop began"
+_UNKNOWN = "recv_anysource"  # who it came from is an answer too, and is not in the tensors
 _ASKING = ("_get", "_set", "_start", "_end", "get_", "set_")
 
 log = logging.getLogger("taskd")
@@ -44,10 +47,10 @@ log = logging.getLogger("taskd")
 class NotNoted(RuntimeError):
     """A replacement asks for something that its predecessor did not."""
 
-    def __init__(self, operation: str, group: str) -> None:
+    def __init__(self, operation: str, group: str, why: str = "there is no note of it") -> None:
         super().__init__(
-            f"this rank was replaced, and its script does {operation} on group {group} before its loop: "
-            "there is no note of what came out of it for the process that was here before"
+            f"this rank was replaced, and its script does {operation} on group {group} before its loop, "
+            f"where it should get what the process before it got; {why}"
         )
 
 
@@ -81,6 +84,36 @@ class Done(Work):
         return found
 
 
+class Received(Work):
+    """A message on its way to this rank; noted when the script has waited for it."""
+
+    def __init__(self, work: Any, then: Callable[[], None]) -> None:  # noqa: ANN401 - a work of torch's
+        super().__init__()
+        self._work = work
+        self._then = then
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401 - torch's own signature
+        """Wait, and note what came, once."""
+        done: bool = self._work.wait(*args, **kwargs)
+        then, self._then = self._then, _nothing
+        then()
+        return done
+
+    def is_completed(self) -> bool:
+        """As the real one says."""
+        completed: bool = self._work.is_completed()
+        return completed
+
+    def is_success(self) -> bool:
+        """As the real one says."""
+        success: bool = self._work.is_success()
+        return success
+
+
+def _nothing() -> None:
+    pass
+
+
 class Origin(NamedTuple):
     """Whose notes they are: the generation at which all ranks last started together, the rank, the world."""
 
@@ -106,13 +139,23 @@ class SetupNotes:
         self._kept: dict[_Key, deque[list[torch.Tensor] | None]] | None = None
         self.lenient = False  # while a wrapper is built, nothing but weights and torch's own checks travel
 
+    def expect(self, operation: str, group: str, results: list[torch.Tensor]) -> Callable[[], None]:
+        """Note that a call was made; returns what notes its result, to be called when that is there."""
+        key, at = _key(operation, group, results), len(self._taken)
+        self._taken.append((key, None))
+
+        def take() -> None:
+            size = sum(result.nbytes for result in results)
+            small = size <= KEEP_BYTES or not _are_weights(results)
+            if small and self._size + size <= KEEP_ALL_BYTES and at < len(self._taken):
+                self._size += size
+                self._taken[at] = (key, [result.detach().cpu().clone() for result in results])
+
+        return take
+
     def take(self, operation: str, group: str, results: list[torch.Tensor]) -> None:
         """Note what came out of a call."""
-        size = sum(result.nbytes for result in results)
-        small = size <= KEEP_BYTES and self._size + size <= KEEP_ALL_BYTES
-        self._size += size if small else 0
-        copies = [result.detach().cpu().clone() for result in results] if small else None
-        self._taken.append((_key(operation, group, results), copies))
+        self.expect(operation, group, results)()
 
     def save(self) -> None:
         """Leave the notes to a replacement."""
@@ -128,7 +171,7 @@ class SetupNotes:
         return bool(self._load(self._origin._replace(rank=owner)))
 
     def keep(self, owner: int, data: bytes) -> None:
-        """Keep another rank's notes, for a replacement that comes up on a node without them."""
+        """Keep notes that came from another node, for a replacement that comes up here or has none."""
         origin = self._origin._replace(rank=owner)
         if not _is_sealed(origin, data):
             log.warning("taskd: rank %d has no notes that could be kept elsewhere", owner)
@@ -143,11 +186,11 @@ class SetupNotes:
         if self._kept is None:
             self._kept = self._read()
         waiting = self._kept.get(_key(operation, group, results))
-        if not waiting:
-            if results and not self.lenient and not all(result.is_floating_point() for result in results):
-                raise NotNoted(operation, group)
-            return False
-        copies = waiting.popleft()
+        copies = waiting[0] if waiting else None
+        if copies is None and not self.lenient and not _are_weights(results):
+            raise NotNoted(operation, group, *([_TOO_LARGE] if waiting else []))
+        if waiting:
+            waiting.popleft()
         if copies is None:
             return False
         with torch.no_grad():
@@ -161,7 +204,7 @@ class SetupNotes:
         if not data and self._fetch is not None:
             data = self._fetch(functools.partial(_is_sealed, self._origin))
             if data:
-                self._write(self._origin, data)  # for whoever replaces this process
+                self.keep(self._origin.rank, data)  # for whoever replaces this process
         if not data:
             log.warning("taskd: no notes of what this rank did before its loop")
             return kept
@@ -204,11 +247,16 @@ class Noting:
 
     def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - the group's attributes
         found = getattr(self.real, operation)
-        if operation.startswith(_ASKING) or operation in _ONE_SIDED:
+        if operation.startswith(_ASKING) or operation in ("send", _UNKNOWN):
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
             work = found(*args, **kwargs)
+            if operation == "recv":
+                # Not waited for here: the other side may be about to receive first, and to send then.
+                return Received(
+                    work, self._notes.expect(_name(operation, args), self._name, _results(operation, args))
+                )
             if isinstance(work, Work):
                 # What comes out is there when the work is done; before the loop nobody is in a hurry.
                 work.wait()
@@ -228,12 +276,13 @@ class Alone:
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         if operation.startswith("__"):
             raise AttributeError(operation)
-        if operation in _ONE_SIDED:
+        if operation == _UNKNOWN:
             raise NotNoted(operation, self._name)
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG001 - torch's own signatures
             results = _results(operation, args)
-            known = self._notes is not None and self._notes.repeat(operation, self._name, results)
+            name = _name(operation, args)
+            known = self._notes is not None and self._notes.repeat(name, self._name, results)
             if not known and operation == "allgather":
                 _answer_with_own(results, args)
             return Done(results)
@@ -286,9 +335,18 @@ def _answer_with_own(results: list[torch.Tensor], args: tuple[Any, ...]) -> None
 
 def _results(operation: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return the tensors that a call writes: in all of torch's signatures those of its first argument."""
-    if not args or operation == "barrier":
+    if not args or operation in ("barrier", "send"):
         return []
     return list(_tensors(args[0]))
+
+
+def _name(operation: str, args: tuple[Any, ...]) -> str:
+    """Name a call; what is received from two ranks, or under two tags, is not the same."""
+    return f"{operation} {args[1:]}" if operation == "recv" else operation
+
+
+def _are_weights(results: list[torch.Tensor]) -> bool:
+    return all(result.is_floating_point() for result in results)
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

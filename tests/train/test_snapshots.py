@@ -19,6 +19,7 @@ from torch import nn
 from taskd.train.torch import snapshots
 from taskd.train.torch.exchange import StateMismatch, digest
 from taskd.train.torch.keeping import Keeping
+from taskd.train.torch.notes import Origin, SetupNotes
 from taskd.train.torch.snapshots import Snapshot, SnapshotDamaged
 from tests.train.crew import run_crew
 from tests.train.snapshot_writer import Filled
@@ -448,7 +449,8 @@ def test_a_copy_that_was_under_way_when_memory_failed_is_not_offered(
 ) -> None:
     """It may have what the failure left; the one before was done. One that was done in time is kept."""
     objects = make(0)
-    keeping = Keeping(0, 2, str(tmp_path / "rank-0.slot"), "", newcomer=False)
+    notes = SetupNotes(tmp_path, Origin(1, 0, 2))
+    keeping = Keeping(0, 2, str(tmp_path / "rank-0.slot"), "", notes, newcomer=False)
     keeping.agree(("a", "b"), 10, 5, objects)
 
     keeping.committed(6, objects)

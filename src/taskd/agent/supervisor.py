@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from taskd.agent.witnesses import clear_answers, last_words
 from taskd.core import node as machine
 from taskd.core.exits import Exit, ExitCode
 from taskd.core.failures import describe_exit
-from taskd.core.heartbeat import BeatState
+from taskd.core.heartbeat import BeatState, BeatView
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import (
     Announce,
@@ -355,20 +355,16 @@ class Agent:
                 birth = self._births[rank].generation
                 self._on_child_exit(ChildExit(f"g{birth}/r{rank}", view.pid, Exit(), now))
 
-    def _page_of(self, rank: int) -> Page | None:
+    def _seen(self, rank: int) -> BeatView | None:
         birth = self._births.get(rank)
-        return birth.page if birth is not None else None
+        return birth.page.read() if birth is not None else None
 
     def _progress(self, rank: int) -> tuple[int, bool]:
-        page = self._page_of(rank)
-        view = page.read() if page is not None else None
-        if view is None:
-            return -1, False
-        return view.step, view.state is not BeatState.NEW
+        view = self._seen(rank)
+        return (view.step, view.state is not BeatState.NEW) if view is not None else (-1, False)
 
     def _is_ready(self, rank: int) -> bool:
-        page = self._page_of(rank)
-        view = page.read() if page is not None else None
+        view = self._seen(rank)
         return view is not None and view.state is BeatState.READY
 
     # --- the machine -------------------------------------------------------------------------------------
@@ -391,8 +387,7 @@ class Agent:
                 for rank in effect.ranks:
                     self._promote(rank)
             case EndProcesses():
-                for pid in effect.pids:
-                    self._nursery.signal(pid, SIGKILL)
+                self._kill(effect.pids)
             case InterruptProcesses():
                 self._interrupt(effect)
             case SignalProcesses():
@@ -551,9 +546,8 @@ class Agent:
     def _interrupt(self, effect: InterruptProcesses) -> None:
         """Raise the generation over living workers: in their pages, which nobody can lose, and by a call."""
         for rank in effect.ranks:
-            page = self._page_of(rank)
-            if page is not None:
-                leaving = rank in effect.leaving
+            if rank in self._births:
+                page, leaving = self._births[rank].page, rank in effect.leaving
                 page.raise_generation(effect.generation, effect.leader, gentle=effect.gentle, leaving=leaving)
         interrupt = Interrupt(effect.generation, effect.leader, effect.gentle, effect.leaving)
         self._uplink.tell_workers(interrupt)
@@ -566,6 +560,10 @@ class Agent:
             # A stopped process does not act on SIGTERM, and it was given up already.
             effective = SIGKILL if sig == SIGTERM and is_paused(view.pid) else sig
             self._nursery.signal(view.pid, effective)
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            self._nursery.signal(pid, SIGKILL)
 
     async def _do_fault(self, order: Inject) -> None:
         pid = 0
@@ -583,11 +581,8 @@ class Agent:
     async def _lose_node(self) -> None:
         """Be a node that lost its power: processes, relay, memory and files are gone at once."""
         await self._uplink.flush(ANSWER_S)
-        for view in self._state.workers.values():
-            if view.state.alive and view.pid:
-                self._nursery.signal(view.pid, SIGKILL)
-        for pid in (*self._state.leavers, *(view.pid for view in self._state.standbys.values())):
-            self._nursery.signal(pid, SIGKILL)
+        views = (*self._state.workers.values(), *self._state.standbys.values())
+        self._kill((*self._state.leavers, *(view.pid for view in views if view.state.alive)))
         if self._uplink.proxy_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._uplink.proxy_pid, SIGKILL)

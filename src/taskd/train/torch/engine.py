@@ -21,17 +21,17 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from taskd.core.messages import Regroup, Save, Saved, Standing, Through, Trouble
-from taskd.core.troubles import TroubleKind, classify
+from taskd.core.messages import Regroup, Save, Standing, Through
+from taskd.core.troubles import TroubleKind
 from taskd.train.torch.damage import damage
+from taskd.train.torch.exits import ExitNote
 from taskd.train.torch.feed import Feed
 from taskd.train.torch.fence import SocketFence, count_collectives
 from taskd.train.torch.fingerprints import fingerprint
@@ -53,6 +53,7 @@ from taskd.train.torch.restoring import (
 )
 from taskd.train.torch.saver import Saver
 from taskd.train.torch.sharding import shard_key
+from taskd.train.torch.troubles import describe_trouble
 from taskd.train.torch.undo import Gradients, Undo
 from taskd.train.torch.wrapping import Handle
 from taskd.train.torch.zero import ShardedOptimizer
@@ -61,7 +62,6 @@ from taskd.worker.client import Worker
 from taskd.worker.watch import Watch
 
 BROKEN_GROUP_S = 0.04  # a death is reported a few milliseconds after it breaks connections
-ERROR_LENGTH = 300
 GROUP_LIMIT_S = 1800.0
 DISMISSAL_S = 3600.0
 UNHEARD_S = 20.0
@@ -125,7 +125,8 @@ class Engine:
         self._careful = False
         self._moving = False
         self._until = self._end = -1
-        self._through = self._early = self._failed = False
+        self._through = self._early = False
+        self._exit = ExitNote()
         self._outside: int | None = None  # how many collectives there had been when the script took over
         self.replaying = False
         self._watch.is_outside = lambda: self._outside == self.groups.calls
@@ -141,7 +142,7 @@ class Engine:
             return
         self._entered = True
         atexit.register(self._stay)
-        self._note_exit()
+        self._exit.begin()
         if self._arrived:
             self._watch.start()
         if not dist.is_initialized():
@@ -226,24 +227,13 @@ class Engine:
         self.groups.remember()
         self._outside = self.groups.calls
 
-    def _note_exit(self) -> None:
-        """Learn with which code a script ends: when the interpreter does, it is too late to ask."""
-        own = sys.exit
-
-        def leave(status: Any = None, /) -> NoReturn:  # noqa: ANN401 - whatever sys.exit takes
-            self._failed = status not in (None, 0)
-            own(status)
-
-        sys.exit = leave
-
     def _stay(self) -> None:
         """The interpreter is about to end: stay until all ranks come here, and help those who do not.
 
         Who has left its loop early stays for a moment only: if the others have not, they wait for it.
         """
         ended = self._entered and self._arrived and self._until == self._step
-        failed = self._failed or hasattr(sys, "last_value")
-        if not ended or failed or self._world == 1 or self._worker.ended:
+        if not ended or self._exit.failed or self._world == 1 or self._worker.ended:
             return  # the script failed, or left in the middle: that is for others to answer
         sys.stdout.flush()
         sys.stderr.flush()
@@ -342,20 +332,16 @@ class Engine:
         if isinstance(self._pending, Save):
             return True  # there is no group any more, and no need for one
         generation = self._worker.generation
-        kind = classify(type(error).__name__, str(error))
-        if kind is TroubleKind.UCE:
+        trouble = describe_trouble(error, generation, self._rank, step)
+        if trouble.kind == TroubleKind.UCE:
             # What is in memory is not to be believed; only what was kept outside of it is this rank's own.
             self._has_state = False
             self._keeping.distrust(step)
-        broken = BROKEN_GROUP_S if kind is TroubleKind.NETWORK else 0.0
+        broken = BROKEN_GROUP_S if trouble.kind == TroubleKind.NETWORK else 0.0
         if self._watch.wait_raised(generation, broken):
             return True
         if self._step > step and self._has_state:
             return False
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        what = f"{type(error).__name__}: {error}"[:ERROR_LENGTH]
-        trouble = Trouble(generation, self._rank, step, what, place, kind.value)
         return self._watch.ask_again(trouble, RAISE_LIMIT_S)
 
     def _before_update(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -608,14 +594,7 @@ class Engine:
 
     def _dump(self, save: Save) -> None:
         """Write this rank's part, say so, and wait for the end or for another way on."""
-        try:
-            where = self.saver.dump(
-                save, self._objects, self._layout, self._keeping, save.target - self._start
-            )
-        except Exception as error:
-            log.exception("taskd: rank %d could not write its state", self._rank)
-            saved = Saved(save.generation, self._rank, ok=False, detail=f"{type(error).__name__}: {error}")
-        else:
-            saved = Saved(save.generation, self._rank, ok=True, detail=where)
+        position = save.target - self._start
+        saved = self.saver.answer(save, self._objects, self._layout, self._keeping, position)
         self._watch.repeat(saved, DISMISSAL_S)
         self._come_together(complete=False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from taskd.core.messages import Save
+from taskd.core.messages import Save, Saved
 from taskd.train.torch.checkpointer import Checkpointer, dump
 from taskd.train.torch.checkpoints import Offer, agree
 from taskd.train.torch.keeping import Keeping
@@ -115,7 +115,23 @@ class Saver:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def dump(
+    def answer(
+        self,
+        save: Save,
+        objects: Mapping[str, Any],
+        layout: tuple[str, ...],
+        keeping: Keeping,
+        position: int,
+    ) -> Saved:
+        """Write this rank's parts of a dump, and say whether that went well."""
+        try:
+            where = self._dump(save, objects, layout, keeping, position)
+        except Exception as error:
+            log.exception("taskd: rank %d could not write its state", self._rank)
+            return Saved(save.generation, self._rank, ok=False, detail=f"{type(error).__name__}: {error}")
+        return Saved(save.generation, self._rank, ok=True, detail=where)
+
+    def _dump(
         self,
         save: Save,
         objects: Mapping[str, Any],

@@ -1,8 +1,20 @@
 """The end of a run: who is let go when, and what a fault means before and after that."""
 
+from dataclasses import replace
+
 from taskd.core.exits import ExitCode
 from taskd.core.jobstate import SendWorkers, Ticked
-from taskd.core.messages import Coming, Farewell, Progress, Regroup, Standing, Through, WorkersStarted
+from taskd.core.messages import (
+    Coming,
+    Farewell,
+    NodePhase,
+    Progress,
+    Regroup,
+    Standing,
+    Through,
+    WorkersStarted,
+    WorkerState,
+)
 from taskd.core.recovery import LIMIT_S
 from taskd.core.status import JobPhase
 from tests.core.scenes import DONE, KILLED, RAISED, Scene
@@ -78,6 +90,25 @@ def test_what_is_killed_after_the_farewell_had_nothing_left_to_do() -> None:
 
     assert (JobPhase.FINISHING, ExitCode.OK) == (play.job.phase, play.ending.code)
     assert {} == play.incidents
+
+
+def test_a_new_manager_learns_of_the_farewell_from_who_heard_it() -> None:
+    """The one that said it died, and a rank was killed: it had nothing left to do, all the same."""
+    play = keeping()
+    views = {
+        "0": replace(play.view("0", WorkerState.SUCCEEDED), exit=DONE, let_go=True),
+        "1": replace(play.view("1", WorkerState.FAILED), exit=KILLED),
+        "2": play.view("2"),
+    }
+    plan = play.job.plan
+    later = Scene(3)
+    for node, view in views.items():
+        later.announce(node, phase=NodePhase.RUNNING, generation=1, plan=plan, workers=(view,))
+    assert JobPhase.RUNNING == later.job.phase
+
+    later.exited("2", DONE, step=9)
+    assert (JobPhase.FINISHING, ExitCode.OK) == (later.job.phase, later.ending.code)
+    assert {} == later.incidents
 
 
 def test_an_exit_code_after_the_farewell_is_a_failure() -> None:

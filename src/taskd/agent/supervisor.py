@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +239,15 @@ class Agent:
     def _with_progress(self, view: WorkerView) -> WorkerView:
         step, joined = self._progress(view.rank)
         state = WorkerState.JOINED if joined and view.state is WorkerState.RUNNING else view.state
-        ready = self._is_ready(view.rank)
-        return WorkerView(
-            view.rank, view.local_rank, view.pid, state, max(step, view.step), view.exit, view.log, ready
+        page = self._page_of(view.rank)
+        seen = page.read() if page is not None else None
+        said = seen.state if seen is not None else BeatState.NEW
+        return replace(
+            view,
+            state=state,
+            step=max(step, view.step),
+            ready=said is BeatState.READY,
+            let_go=said is BeatState.LET_GO,
         )
 
     # --- time --------------------------------------------------------------------------------------------

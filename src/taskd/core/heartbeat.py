@@ -34,7 +34,7 @@ class BeatState(IntEnum):
 
     NEW = 0
     JOINED = 1
-    DONE = 2
+    LET_GO = 2
     READY = 3
 
 

@@ -76,7 +76,13 @@ from taskd.core.messages import (
     WorkerState,
     WorkerView,
 )
-from taskd.core.parting import count_as_finished, note_coming, take_through, were_let_go
+from taskd.core.parting import (
+    count_as_finished,
+    note_coming,
+    recall_farewell,
+    take_through,
+    were_let_go,
+)
 from taskd.core.recovery import LIMIT_S as RECOVERY_LIMIT_S
 from taskd.core.recovery import (
     begin_recovery,
@@ -284,6 +290,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         steps=any(view.step >= 0 for view in member_views(job)),
         since=now,
     )
+    job = recall_farewell(job)
     members = [usable.get(place.node) for place in plan.places]
     current = [node for node in members if node is not None and node.generation == plan.generation]
     waiting = [

@@ -64,7 +64,10 @@ class NodePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What an agent knows of one of its workers."""
+    """What an agent knows of one of its workers.
+
+    ``let_go`` says that it has heard the farewell to all ranks, whatever became of it since.
+    """
 
     rank: int
     local_rank: int
@@ -74,6 +77,7 @@ class WorkerView:
     exit: Exit | None = None
     log: str = ""
     ready: bool = False
+    let_go: bool = False
 
 
 # --- from below ------------------------------------------------------------------------------------------

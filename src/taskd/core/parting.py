@@ -48,6 +48,13 @@ def were_let_go(job: Job) -> bool:
     return _parting(job).said
 
 
+def recall_farewell(job: Job) -> Job:
+    """Learn from those who heard it that a manager before this one has let all ranks go."""
+    if not any(view.let_go for view in member_views(job)):
+        return job
+    return replace(job, parting=replace(_parting(job), said=True))
+
+
 def count_as_finished(job: Job, node: Node) -> Job:
     """Take a node that is lost after the farewell for one whose processes have ended."""
     workers = {

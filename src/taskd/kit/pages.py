@@ -71,6 +71,10 @@ class Page:
         self._fields[heartbeat.F_STATE] = BeatState.READY
         self.pause()
 
+    def let_go(self) -> None:
+        """Say that the worker has heard the farewell to all ranks."""
+        self._fields[heartbeat.F_STATE] = BeatState.LET_GO
+
     def voted(self, step: int) -> None:
         """Say that the worker holds the whole gradient of a step."""
         self._fields[heartbeat.F_VOTED] = step

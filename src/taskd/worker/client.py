@@ -191,6 +191,10 @@ class Worker:
         self._page.ready()
         self.say(Progress(self.generation, self._env.rank, joined=True, step=-1, ready=True))
 
+    def let_go(self) -> None:
+        """All ranks are through, and this one knows it."""
+        self._page.let_go()
+
     def close(self) -> None:
         """Leave the job; what is called after this does nothing."""
         self._forget()

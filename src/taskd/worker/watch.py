@@ -201,6 +201,7 @@ class Watch:
                 if self._raised > through.generation:
                     return False
                 if self._farewell == through.generation:
+                    self._worker.let_go()
                     return True
         return True
 

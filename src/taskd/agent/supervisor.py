@@ -238,13 +238,10 @@ class Agent:
 
     def _with_progress(self, view: WorkerView) -> WorkerView:
         step, joined = self._progress(view.rank)
-        state = WorkerState.JOINED if joined and view.state is WorkerState.RUNNING else view.state
-        page = self._page_of(view.rank)
-        seen = page.read() if page is not None else None
-        said = seen.state if seen is not None else BeatState.NEW
+        said = self._said(view.rank)
         return replace(
             view,
-            state=state,
+            state=WorkerState.JOINED if joined and view.state is WorkerState.RUNNING else view.state,
             step=max(step, view.step),
             ready=said is BeatState.READY,
             let_go=said is BeatState.LET_GO,
@@ -340,7 +337,7 @@ class Agent:
             {rank: step for rank, (step, _) in progress.items()},
             tuple(rank for rank, (_, joined) in progress.items() if joined),
             tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
-            tuple(rank for rank in alive if self._is_ready(rank)),
+            tuple(rank for rank in alive if self._said(rank) is BeatState.READY),
             self._hangs.testimonies,
         )
         self._uplink.beat(beat)
@@ -365,13 +362,13 @@ class Agent:
         birth = self._births.get(rank)
         return birth.page.read() if birth is not None else None
 
+    def _said(self, rank: int) -> BeatState:
+        view = self._seen(rank)
+        return view.state if view is not None else BeatState.NEW
+
     def _progress(self, rank: int) -> tuple[int, bool]:
         view = self._seen(rank)
         return (view.step, view.state is not BeatState.NEW) if view is not None else (-1, False)
-
-    def _is_ready(self, rank: int) -> bool:
-        view = self._seen(rank)
-        return view is not None and view.state is BeatState.READY
 
     # --- the machine -------------------------------------------------------------------------------------
 

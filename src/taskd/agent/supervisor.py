@@ -237,14 +237,16 @@ class Agent:
         )
 
     def _with_progress(self, view: WorkerView) -> WorkerView:
-        step, joined = self._progress(view.rank)
-        said = self._said(view.rank)
+        seen = self._seen(view.rank)
+        if seen is None:
+            return view
+        joined = seen.state is not BeatState.NEW and view.state is WorkerState.RUNNING
         return replace(
             view,
-            state=WorkerState.JOINED if joined and view.state is WorkerState.RUNNING else view.state,
-            step=max(step, view.step),
-            ready=said is BeatState.READY,
-            let_go=said is BeatState.LET_GO,
+            state=WorkerState.JOINED if joined else view.state,
+            step=max(seen.step, view.step),
+            ready=seen.state is BeatState.READY,
+            let_go=seen.state is BeatState.LET_GO,
         )
 
     # --- time --------------------------------------------------------------------------------------------
@@ -331,13 +333,13 @@ class Agent:
 
     def _beat(self) -> None:
         alive = {rank: view for rank, view in self._state.workers.items() if view.state.alive}
-        progress = {rank: self._progress(rank) for rank in alive}
+        pages = {rank: seen for rank in alive if (seen := self._seen(rank)) is not None}
         beat = Beat(
             self._state.generation,
-            {rank: step for rank, (step, _) in progress.items()},
-            tuple(rank for rank, (_, joined) in progress.items() if joined),
+            {rank: seen.step for rank, seen in pages.items()},
+            tuple(rank for rank, seen in pages.items() if seen.state is not BeatState.NEW),
             tuple(rank for rank, view in alive.items() if is_paused(view.pid)),
-            tuple(rank for rank in alive if self._said(rank) is BeatState.READY),
+            tuple(rank for rank, seen in pages.items() if seen.state is BeatState.READY),
             self._hangs.testimonies,
         )
         self._uplink.beat(beat)
@@ -361,14 +363,6 @@ class Agent:
     def _seen(self, rank: int) -> BeatView | None:
         birth = self._births.get(rank)
         return birth.page.read() if birth is not None else None
-
-    def _said(self, rank: int) -> BeatState:
-        view = self._seen(rank)
-        return view.state if view is not None else BeatState.NEW
-
-    def _progress(self, rank: int) -> tuple[int, bool]:
-        view = self._seen(rank)
-        return (view.step, view.state is not BeatState.NEW) if view is not None else (-1, False)
 
     # --- the machine -------------------------------------------------------------------------------------
 

@@ -221,14 +221,16 @@ APPEARANCE = """
 
 
 @pytest.fixture
-def usual_hangup() -> Iterator[None]:
-    """Under nohup a test, and what it starts by itself, would ignore SIGHUP; a worker does not."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def usual_signals() -> Iterator[None]:
+    """Under nohup, or in a shell's background, a test and what it starts ignore some; a worker does not."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("usual_hangup")
+@pytest.mark.usefixtures("usual_signals")
 async def test_nobody_sees_how_a_worker_was_made(tmp_path: Path) -> None:
     """Spare, fork, cold start and a plain ``python -u`` show a script the same process."""
     async with ward(tmp_path, warm=LIGHT, spares=1) as w:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.runs import USAGE, Run, assert_same, train
+from tests.train.runs import USAGE, Run, assert_same, read_logs, train
 
 pytestmark = pytest.mark.slow
 
@@ -39,3 +39,13 @@ def test_a_kill_costs_no_bit(tmp_path: Path, reference: Callable[..., Run], kind
     _, rank, _ = death.split(":")
     assert_same(reference("--kind", kind, script=USAGE, steps=STEPS), tmp_path, (int(rank),))
     assert ["recovered"] == [incident["outcome"] for incident in job.timeline()]
+
+
+def test_a_collective_between_two_steps_is_named_once(tmp_path: Path) -> None:
+    """It is not promised, and can be seen; a script that has none hears nothing."""
+    two = ("--nproc-per-node", "2")
+    train(tmp_path / "talks", "--kind", "talks", script=USAGE, steps=4, nodes=two)
+    assert 1 == read_logs(tmp_path / "talks").count("collectives are called between two steps (after step 0)")
+
+    train(tmp_path / "quiet", "--kind", "after", script=USAGE, steps=4, nodes=two)
+    assert "between two steps" not in read_logs(tmp_path / "quiet")

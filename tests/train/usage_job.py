@@ -4,6 +4,7 @@
 after the first has updated. ``after``: the loss is averaged after the update. ``accumulate``: two backward
 passes a step. ``scaler``: AMP's scaler, which leaves an update out now and then. ``loader``: a loader with a
 sampler, whose augmentation draws random numbers. ``epochs``: a loop for each epoch, over shuffled data.
+``talks``: a collective between two steps, which is not promised.
 """
 
 import argparse
@@ -157,6 +158,8 @@ with (args.out / f"ledger-{job.rank}.jsonl").open("a") as ledger:
         for done, result in job.steps(train_step, start=begin, until=end, data=data):
             ledger.write(json.dumps({"step": done, "loss": result.hex(), "pid": os.getpid()}) + "\n")
             ledger.flush()
+            if args.kind == "talks":
+                dist.all_reduce(torch.ones(1))
         torch.rand(1)  # a script may draw numbers between two loops
 final = (
     digest({"model": model, "other": other}) + digest({"optimizer": optimizer})[: 64 * (args.kind != "zero")]

@@ -40,7 +40,7 @@ from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.meeting import RAISE_LIMIT_S, STAND_LIMIT_S, Meeting, Wrap
 from taskd.train.torch.notes import open_notes
 from taskd.train.torch.own import OwnState
-from taskd.train.torch.promises import find_broken_promises
+from taskd.train.torch.promises import LoopBody, find_broken_promises
 from taskd.train.torch.resetting import refuse_unkept
 from taskd.train.torch.restoring import (
     AT_START,
@@ -126,7 +126,7 @@ class Engine:
         self._moving = False
         self._until = self._end = -1
         self._through = self._early = False
-        self._exit = ExitNote()
+        self._exit, self._body = ExitNote(), LoopBody(rank)
         self._outside: int | None = None  # how many collectives there had been when the script took over
         self.replaying = False
         self._watch.is_outside = lambda: self._outside == self.groups.calls
@@ -216,6 +216,7 @@ class Engine:
                     self._early = True
                     self._leave_loop()
                     raise
+                self._body.came_back(self._outside, self.groups.calls, step)
                 self._outside = None
 
     def _leave_loop(self) -> None:
@@ -437,12 +438,10 @@ class Engine:
             return
         parting = self._own.capture(self._objects, self._feed.place())
         answer = self._come_together(complete=False, parting=parting)
-        if isinstance(answer, Regroup) and self._rank in answer.parted and self._arrived_before(answer):
+        # The old process of a rank that was moved has no new group; the new one has.
+        old = self._worker.generation < answer.generation
+        if isinstance(answer, Regroup) and self._rank in answer.parted and old:
             self._depart()
-
-    def _arrived_before(self, regroup: Regroup) -> bool:
-        """Tell whether this process is the old one of a rank that was moved: it has no new group."""
-        return self._worker.generation < regroup.generation
 
     def _depart(self) -> None:
         """Another process is this rank now. What this one still writes is finished; its script is not."""

@@ -1,9 +1,30 @@
-"""What a script does that recovery cannot make good, as far as it can be seen before the first step."""
+"""What a script does that recovery cannot make good, as far as it can be seen."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+
+log = logging.getLogger("taskd")
+
+
+class LoopBody:
+    """Says, once, that a script talks to the other ranks between two steps."""
+
+    def __init__(self, rank: int) -> None:
+        """Nothing was said; only rank 0 says it."""
+        self._silent = rank != 0
+
+    def came_back(self, calls_before: int | None, calls: int, step: int) -> None:
+        """The body has run for a step: see how many collectives there were before and are now."""
+        if not self._silent and calls_before != calls:
+            self._silent = True
+            log.warning(
+                "taskd: collectives are called between two steps (after step %d); a fault there ends the "
+                "processes that wait in them. Call them inside the step: they are repeated with it",
+                step,
+            )
 
 
 def find_broken_promises(objects: Mapping[str, Any], wrapped: Iterable[Any]) -> list[str]:

@@ -270,6 +270,7 @@ class Agent:
             if not self._uplink.heard_manager and now - started > self._config.spec.join_timeout_s:
                 self._lifeline.say(fatal="no manager was reached in time; check its address and port")
                 return
+            self._stirred.clear()  # what was done just now was seen just now
 
     def _rest_s(self) -> float:
         """Return how long nothing needs to be looked at, unless something stirs."""

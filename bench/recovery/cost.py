@@ -30,7 +30,7 @@ from recovery.runs import NotMeasured, Run, new_group, running
 
 BLOCK = 20
 LEFT_OUT = 3  # a job that has waited is slow at first: caches, and threads that fell asleep
-CYCLES_PER_ROUND = 4
+CYCLES_PER_ROUND = 5
 STEP_S = 0.1
 COST_LIMIT, NOISE_LIMIT = 1.0, 0.5
 TRIM = 0.1

@@ -61,7 +61,9 @@ fi
 "$py" -m pip --version >/dev/null 2>&1 || "$py" -m ensurepip --upgrade >/dev/null 2>&1 || true
 
 uv_install() {
-    [ -x "$venv/bin/uv" ] || "$py" -m pip install --quiet --disable-pip-version-check uv || return 1
+    # Also where the packages that are shared have one: its command would not be in this environment.
+    [ -x "$venv/bin/uv" ] ||
+        "$py" -m pip install --quiet --disable-pip-version-check --ignore-installed uv || return 1
     # uv does not read pip's settings; a mirror or a certificate set for pip is meant for it too.
     local index extra_index
     index=${PIP_INDEX_URL:-$("$py" -m pip config get global.index-url 2>/dev/null || true)}

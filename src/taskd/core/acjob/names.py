@@ -1,0 +1,131 @@
+"""The names that other software depends on: labels, annotations, environment, reasons and messages.
+
+All of them are facts of the reference system or of the seeds; none may be respelled.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "mindxdl.gitee.com"
+VERSION: Final = "v1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "AscendJob"
+POD_GROUP_API: Final = "scheduling.volcano.sh/v1beta1"
+
+CONTROLLER: Final = "ascendjob-controller"
+CONTAINER: Final = "ascend"
+PORT_NAME: Final = "ascendjob-port"
+PORT: Final = 2222
+VOLCANO: Final = "volcano"
+MAX_REPLICAS: Final = 20_000
+
+# ----------------------------------------------------------------------------------- labels of a job
+FRAMEWORK: Final = "framework"
+FAULT_RETRY_TIMES: Final = "fault-retry-times"
+FAULT_SCHEDULING: Final = "fault-scheduling"
+POD_RESCHEDULING: Final = "pod-rescheduling"
+SUB_HEALTHY: Final = "subHealthyStrategy"
+PROCESS_RECOVER: Final = "process-recover-enable"
+TOR_AFFINITY: Final = "tor-affinity"
+SCALEOUT_TYPE: Final = "scaleout-type"
+SCALING_RULE: Final = "mind-cluster/scaling-rule"
+SCALING_GROUP: Final = "mind-cluster/group-name"
+JOB_ID: Final = "jobID"
+APP: Final = "app"
+SUPER_POD_AFFINITY: Final = "super-pod-affinity"
+SOFT_SHARE: Final = (
+    "huawei.com/scheduler.softShareDev.aicoreQuota",
+    "huawei.com/scheduler.softShareDev.hbmQuota",
+    "huawei.com/scheduler.softShareDev.policy",
+)
+
+# ------------------------------------------------------------------------------ annotations of a job
+RECOVER_STRATEGY: Final = "recover-strategy"
+SCHEDULE_POLICY: Final = "huawei.com/schedule_policy"
+AFFINITY_CONFIG: Final = "huawei.com/affinity-config"
+SP_BLOCK: Final = "sp-block"
+PROCESSES_PER_POD: Final = "taskd.io/processes-per-pod"
+LEAVE_TEMPLATE: Final = "taskd.io/leave-template"
+"""With the value "true" the operator adds no volumes and mounts of its own."""
+
+# --------------------------------------------------------------------------- labels, annotations of a pod
+OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
+GROUP_NAME: Final = "group-name"
+JOB_NAME: Final = "training.kubeflow.org/job-name"
+JOB_NAME_SHORT: Final = "job-name"
+REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
+REPLICA_TYPE_SHORT: Final = "replica-type"
+REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
+REPLICA_INDEX_SHORT: Final = "replica-index"
+JOB_ROLE: Final = "training.kubeflow.org/job-role"
+POD_VERSION: Final = "version"
+"""The generation of restarts that created the pod: 0 at first, n after the n-th restart."""
+
+RANK_INDEX: Final = "hccl/rankIndex"
+POD_GROUP_OF: Final = "scheduling.k8s.io/group-name"
+TASK_SPEC: Final = "volcano.sh/task-spec"
+DEVICES_910: Final = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
+DEVICES_NPU: Final = "ascend.kubectl.kubernetes.io/ascend-npu-configuration"
+SUPER_POD_RANK: Final = "super-pod-rank"
+SUPER_POD_ID: Final = "super-pod-id"
+HARDWARE_TYPE: Final = "mind-cluster/hardware-type"
+
+HOT_SWITCH: Final = "inHotSwitchFlow"
+ASK_OPERATOR: Final = "needOperatorOpe"
+ASK_VOLCANO: Final = "needVolcanoOpe"
+POD_TYPE: Final = "podType"
+BACKUP: Final = "backup"
+BACKUP_SOURCE: Final = "backupSourcePodName"
+BACKUP_NEW: Final = "backupNewPodName"
+
+# ------------------------------------------------------------------------------------- condition types
+CREATED: Final = "Created"
+RUNNING: Final = "Running"
+RESTARTING: Final = "Restarting"
+SUCCEEDED: Final = "Succeeded"
+FAILED: Final = "Failed"
+
+# --------------------------------------------------------------------------------------------- reasons
+JOB_CREATED: Final = "JobCreated"
+JOB_RUNNING: Final = "JobRunning"
+JOB_RESTARTING: Final = "jobRestarting"
+JOB_SUCCEEDED: Final = "JobSucceeded"
+JOB_FAILED: Final = "JobFailed"
+JOB_INVALID: Final = "JobValidFailed"
+JOB_SUSPENDED: Final = "JobSuspended"
+SYNC_POD_GROUP_FAILED: Final = "SyncPodGroupFailed"
+POD_GROUP_NOT_INITIALIZED: Final = "PodGroupNotInitialized"
+POD_GROUP_PENDING: Final = "PodGroupPending"
+SYNC_SERVICE_FAILED: Final = "SyncServiceFailed"
+POD_CREATE_FAILED: Final = "PodCreateFailed"
+
+SCHEDULER_SILENT: Final = (
+    "volcano-scheduler is maybe not running, execute command to check the status: "
+    "kubectl get pod -n volcano-system -l app=volcano-scheduler"
+)
+NO_RESOURCES: Final = "the cluster resource is not enough"
+
+STRATEGIES: Final = ("retry", "recover", "recover-in-place", "elastic-training", "dump", "exit")
+SUB_HEALTHY_VALUES: Final = ("ignore", "graceExit", "forceExit", "hotSwitch")
+FAULT_SCHEDULING_VALUES: Final = ("grace", "force", "off")
+FAULT_SCHEDULING_PREFIXES: Final = ("external-grace", "external-force")
+TOR_AFFINITY_VALUES: Final = ("null", "large-model-schema", "normal-schema")
+SCHEDULE_POLICIES: Final = (
+    "chip1-node2",
+    "chip1-node8",
+    "chip1-node16",
+    "chip4-node4",
+    "chip4-node8",
+    "chip4-node16",
+    "chip8-node8",
+    "chip8-node16",
+    "chip2-node8",
+    "chip2-node16",
+    "chip2-node16-sp",
+    "chip2-node8-sp",
+    "chip8-node8-sp",
+    "chip8-node8-ra64-sp",
+    "chip1-softShareDev",
+    "multilevel",
+)

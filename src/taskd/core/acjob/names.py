@@ -18,6 +18,10 @@ CONTAINER: Final = "ascend"
 PORT_NAME: Final = "ascendjob-port"
 PORT: Final = 2222
 VOLCANO: Final = "volcano"
+DEFAULT_QUEUE: Final = "default"
+PODS_SERVICE: Final = "acjob-pods"
+"""The headless Service that gives every pod of a namespace its host name: one for all jobs, not one each."""
+PLANE_DOMAIN: Final = "clusterd-grpc-svc.mindx-dl.svc.cluster.local"
 MAX_REPLICAS: Final = 20_000
 
 # ----------------------------------------------------------------------------------- labels of a job
@@ -48,6 +52,23 @@ SP_BLOCK: Final = "sp-block"
 PROCESSES_PER_POD: Final = "taskd.io/processes-per-pod"
 LEAVE_TEMPLATE: Final = "taskd.io/leave-template"
 """With the value "true" the operator adds no volumes and mounts of its own."""
+
+RANK_TABLE: Final = "taskd.io/rank-table"
+"""Where the rank table is wanted: "configmap", "file", or both with a comma between."""
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+# ----------------------------------------------------------------- ConfigMaps, files and where pods see them
+RESET_CONFIG: Final = "reset-config-"
+RESET_PATH: Final = "/user/restore/reset/config"
+DATA_TRACE: Final = "data-trace-"
+DATA_TRACE_PATH: Final = "/user/cluster-info/datatrace-config"
+RINGS_CONFIG: Final = "rings-config-"
+RINGS_PATH: Final = "/user/serverid/devindex/config"
+RANK_TABLE_VOLUME: Final = "ranktable"
+"""A volume of this name in a template asks for the rank table as a file on shared storage."""
+CERTIFICATES_PATH: Final = "/user/taskd/certificates"
+ATLAS: Final = "ring-controller.atlas"
+RESET_LABEL: Final = "reset"
 
 # --------------------------------------------------------------------------- labels, annotations of a pod
 OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
@@ -100,6 +121,21 @@ POD_GROUP_PENDING: Final = "PodGroupPending"
 SYNC_SERVICE_FAILED: Final = "SyncServiceFailed"
 POD_CREATE_FAILED: Final = "PodCreateFailed"
 
+SET_JOB_SCHEDULER: Final = "SettedJobSchedulerName"
+SET_TEMPLATE_SCHEDULER: Final = "SettedPodTemplateSchedulerName"
+SET_TEMPLATE_RESTART: Final = "SettedPodTemplateRestartPolicy"
+UNKNOWN_TOR_AFFINITY: Final = "UnknownTorAffinity"
+UNKNOWN_SCHEDULE_POLICY: Final = "UnknownSchedulePolicy"
+
+SET_JOB_SCHEDULER_TEXT: Final = (
+    "Another job scheduler is specified when gang-scheduling is enabled and it will not be overwritten"
+)
+SET_TEMPLATE_SCHEDULER_TEXT: Final = (
+    "Another scheduler is specified when gang-scheduling is enabled and it will not be overwritten"
+)
+SET_TEMPLATE_RESTART_TEXT: Final = (
+    "Restart policy in pod template will be overwritten by restart policy in replica spec"
+)
 SCHEDULER_SILENT: Final = (
     "volcano-scheduler is maybe not running, execute command to check the status: "
     "kubectl get pod -n volcano-system -l app=volcano-scheduler"

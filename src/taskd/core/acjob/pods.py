@@ -66,6 +66,7 @@ class _Mould:
         if replicas.kind != WORKER:
             self._labels[names.JOB_ROLE] = "master"
         self._annotations = dict(mapping(metadata.get("annotations")))
+        self._annotations[names.WORLD_SIZE] = str(sizes.size)
         if gang:
             self._annotations[names.POD_GROUP_OF] = job.pod_group
             self._annotations[names.TASK_SPEC] = replicas.label

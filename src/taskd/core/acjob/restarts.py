@@ -27,7 +27,6 @@ POD_LOST: Final = "pod-lost"
 NODE_LOST: Final = "node-lost"
 REQUESTED: Final = "requested"
 RESIZED: Final = "resized"
-WORLD: Final = "taskd.io/world-size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +196,11 @@ def _resized(job: Job, found: Roster, current: int, now: str) -> Restart | None:
     stale = [
         pod
         for pod in found.regular.values()
-        if pod.version >= current and pod.annotations.get(WORLD, size) != size and not pod.deleting
+        if pod.version >= current and pod.annotations.get(names.WORLD_SIZE, size) != size and not pod.deleting
     ]
     if not stale:
         return None
-    before = stale[0].annotations[WORLD]
+    before = stale[0].annotations[names.WORLD_SIZE]
     message = f"Job {job.name} is restarting because its size was changed from {before} to {size} processes."
     return Restart(
         RESIZED, message, {"type": RESIZED, "summary": message, "time": now}, whole_job=True, counts=False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.acjob.play import Killed, Play, raw_job
 
 from taskd.core.acjob import names
+from tests.core.acjob.play import Killed, Play, raw_job
 
 
 def versions(play: Play) -> dict[str, int]:

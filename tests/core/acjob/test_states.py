@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from tests.core.acjob.play import Play, raw_job
-
 from taskd.core.acjob import names
 from taskd.core.acjob.seen import Failure, PodGroupSeen
+from tests.core.acjob.play import Play, raw_job
 
 
 def test_a_job_waits_for_its_pod_group_and_says_for_what() -> None:
-    """Without a phase the scheduler is silent; Pending means that there is no room, in the scheduler's words."""
+    """Without a phase the scheduler is silent.
+
+    Pending means that there is no room, in the scheduler's words.
+    """
     play = Play(raw_job(), phase="")
     play.reconcile()
     assert (play.state, play.last["reason"]) == ("Created", "PodGroupNotInitialized")

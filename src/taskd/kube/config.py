@@ -119,8 +119,9 @@ def load_config(
     )
 
 
-def in_cluster(account: Path = SERVICE_ACCOUNT) -> ClusterConfig:
+def in_cluster() -> ClusterConfig:
     """Return the configuration of a pod; its token is read again from the file as it is rotated."""
+    account = SERVICE_ACCOUNT
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError("KUBERNETES_SERVICE_HOST is not set: this is not a pod")

@@ -110,11 +110,9 @@ class Store(Generic[T]):
         """Take a DELETED event (also sent when an object no longer fits the selector)."""
         ident = identity(cast("HasMeta | Json", obj))
         self.version = max(self.version, ident.version)
-        was_buried = self._buried.pop(ident.uid, None) is not None
+        self._buried.pop(ident.uid, None)
         stored = self._objects.get(ident.key)
         if stored is None or stored[0].uid != ident.uid:
-            if was_buried:
-                self._tell(Change.DELETED, None, obj)
             return
         self._remove(stored[0])
         self._tell(Change.DELETED, stored[1], obj)
@@ -128,7 +126,8 @@ class Store(Generic[T]):
     def assume(self, obj: T) -> bool:
         """Take the server's answer to a write of ours; False if it was no news.
 
-        Handlers are not called: whoever wrote knows. Nor are they when the watch repeats it.
+        Handlers are not called for it: whoever wrote knows. Nor are they when the watch repeats it. Only the
+        end of a predecessor of the same name is told, if it was not yet.
         """
         ident = identity(cast("HasMeta | Json", obj))
         if ident.version <= self.version or ident.uid in self._buried:
@@ -136,19 +135,24 @@ class Store(Generic[T]):
         stored = self._objects.get(ident.key)
         if stored is not None and stored[0].version >= ident.version:
             return False
+        if stored is not None and stored[0].uid != ident.uid:
+            self._remove(stored[0])
+            self._tell(Change.DELETED, stored[1], None)
         self._put(ident, obj)
         return True
 
     def assume_deleted(self, uid: str) -> bool:
         """Forget an object that a deletion of ours has removed; False if it was not here.
 
-        Handlers are called when the watch confirms it, with None for what was stored.
+        Handlers are called now, and not again when the watch confirms it.
         """
         self._buried[uid] = self._lists + 1
         key = self._keys.get(uid)
         if key is None:
             return False
-        self._remove(self._objects[key][0])
+        ident, obj = self._objects[key]
+        self._remove(ident)
+        self._tell(Change.DELETED, obj, None)
         return True
 
     # ----------------------------------------------------------------------------------------- internals

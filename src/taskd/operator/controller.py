@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +62,6 @@ class Controller:
     metrics: Metrics = field(default_factory=Metrics)
     cluster: Cluster | None = field(init=False, default=None)
     port: int = field(init=False, default=0)
-    on_ready: Callable[[], None] | None = None
 
     async def run(self) -> None:
         """Serve the pages, wait for the lease, lead; LeadershipLost ends it."""
@@ -109,8 +107,7 @@ class Controller:
                 await cluster.synced()
                 for raw in cluster.jobs.store:
                     queue.add(_key(raw))
-                if self.on_ready is not None:
-                    self.on_ready()
+                log.info("synced", jobs=len(cluster.jobs))
                 await queue.run(config.workers, lambda key: _look(queue, reconciler, key))
         finally:
             self.metrics.leading.set(0)

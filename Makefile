@@ -12,7 +12,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format matrix rounds soak bench-launcher bench-recovery bench-peers anatomy wheel clean clean-venv
+.PHONY: help setup demo test test-fast lint format matrix rounds soak bench-launcher bench-recovery bench-peers anatomy wheel crd manifests clean clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
@@ -28,6 +28,8 @@ help:
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
+	@echo 'make crd             deploy/crd/ from tools/crd.yaml and the cluster that kubectl talks to'
+	@echo 'make manifests       the kustomize base from the Helm chart'
 	@echo 'make setup           only the environment (the others call it)'
 	@echo 'make clean           remove what was built; make clean-venv removes $(VENV) too'
 
@@ -102,6 +104,14 @@ anatomy: $(STAMP)
 
 wheel: $(STAMP)
 	@$(BIN)/python -m hatchling build -t wheel
+
+# Written aside: the old definition stays where there is no cluster to ask.
+crd: $(STAMP)
+	@kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python tools/crd.py > deploy/crd/.ascendjobs.yaml || { rm deploy/crd/.ascendjobs.yaml; exit 1; }
+	@mv deploy/crd/.ascendjobs.yaml deploy/crd/ascendjobs.yaml
+
+manifests: $(STAMP)
+	@$(BIN)/python tools/manifests.py
 
 clean:
 	rm -rf build dist taskd_log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

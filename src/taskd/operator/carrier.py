@@ -276,6 +276,7 @@ class Carrier:
             if error.is_not_found or error.is_conflict:
                 self.cluster.pods.assume_deleted(action.uid)
                 return None
+            self.own_deletes.discard(action.uid)
             return _failure("FailedDeletePod", _words(error), error)
         except KubeError as error:
             return _failure("FailedDeletePod", _words(error), error)

@@ -32,6 +32,7 @@ from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster, owner_keys
 from taskd.operator.config import ControllerConfig
 from taskd.operator.metrics import Metrics
+from taskd.operator.ranktables import RankTables
 from taskd.operator.reconciler import Key, Reconciler
 from taskd.operator.views import is_unreachable
 from taskd.operator.web import pages
@@ -91,6 +92,7 @@ class Controller:
         reconciler = Reconciler(
             cluster,
             carrier,
+            RankTables(client, config.rank_table_dir),
             Events(recorder),
             queue,
             status_delay_s=config.status_delay_s,
@@ -150,7 +152,7 @@ async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None
             log.info("look_again", job="/".join(key), error=str(error))
         else:
             log.warning("look_failed", job="/".join(key), error=str(error))
-    except KubeError as error:
+    except (KubeError, OSError) as error:  # OSError: a rank table that cannot be written to its file
         log.warning("look_failed", job="/".join(key), error=str(error))
     except Exception:
         # A defect that one job brings out must not stop the others.

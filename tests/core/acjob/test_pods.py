@@ -170,19 +170,15 @@ def test_a_pod_has_its_name_in_dns() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [{"hostname": "mine"}, {"subdomain": "mine"}, {"hostNetwork": True}],
+    [{"hostname": "mine"}, {"subdomain": "mine"}, {"hostNetwork": True}, {"setHostnameAsFQDN": True}],
     ids=lambda spec: next(iter(spec)),
 )
 def test_a_template_with_a_name_of_its_own_is_left_alone(spec: dict[str, Any]) -> None:
     """And one that has the name of its node."""
     made = make_pods(make_job(worker=make_template(**spec)))["job-worker-0"]["spec"]
 
-    assert {field: made.get(field) for field in ("hostname", "subdomain", "hostNetwork")} == {
-        "hostname": None,
-        "subdomain": None,
-        "hostNetwork": None,
-        **spec,
-    }
+    named = ("hostname", "subdomain", "hostNetwork", "setHostnameAsFQDN")
+    assert {field: made[field] for field in named if field in made} == spec
 
 
 @pytest.mark.parametrize("name", ["x" * 64, "has.dots", "-dash"])

@@ -37,6 +37,7 @@ def test_ports_that_a_container_may_have_suit_the_service() -> None:
         {"containerPort": 53, "protocol": "UDP"},
         {"containerPort": 3333, "name": "same"},
         {"containerPort": 3333, "name": "ascendjob-port"},
+        {"name": "no-number"},
     ]
     job = make_job(leader=make_template(container={"ports": ports}))
 

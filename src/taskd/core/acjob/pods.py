@@ -19,6 +19,9 @@ from taskd.core.acjob.services import owner_reference, type_labels
 from taskd.core.acjob.volumes import Mount, left_alone, mounts, with_mounts
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAMED_BY: Final = ("hostname", "subdomain", "hostNetwork", "setHostnameAsFQDN")
+"""Fields by which a template settles the host name itself. The last one would make the full name the host
+name, which the kernel cuts at 64 characters and the kubelet therefore refuses."""
 _EXIT_CODE: Final = "ExitCode"
 _NOTHING: Final[Mapping[str, str]] = {}
 
@@ -75,9 +78,7 @@ class _Mould:
             self._metadata["finalizers"] = metadata["finalizers"]
 
         spec = with_mounts(mapping(replicas.template.get("spec")), added)
-        self._named = not left_alone(job) and not any(
-            spec.get(field) for field in ("hostname", "subdomain", "hostNetwork")
-        )
+        self._named = not left_alone(job) and not any(spec.get(field) for field in _NAMED_BY)
         self._spec = {**spec, "restartPolicy": pod_restart_policy(replicas)}
         if scheduler and not spec.get("schedulerName"):
             self._spec["schedulerName"] = scheduler

@@ -10,6 +10,7 @@ set, that is a failure.
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -19,24 +20,24 @@ import pytest
 from taskd.testing.kube import Cluster, ControlPlane, Kubelets, Nodes, Unavailable, VolcanoStandIn, existing
 from taskd.testing.kube.binaries import CONTROL_PLANE, NOT_SHOWN, require
 
-HERE = Path(__file__).parent
+NEEDS = {"kube", "programs"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder."""
+    """Mark what needs a cluster, or its programs, in this folder or elsewhere."""
     for item in items:
-        if HERE in item.path.parents:
+        if NEEDS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kube)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is missing before the first test: it takes minutes, and tests have a time limit."""
-    if not session.config.option.collectonly and any("kube" in item.fixturenames for item in _ours(session)):
-        try:
+    wanted = any(item.get_closest_marker("kube") for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        # Where it cannot be done the fixture says so.
+        with suppress(Unavailable):
             require(*CONTROL_PLANE)
-        except Unavailable:
-            return  # the fixture says it
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,11 +57,19 @@ def leave_out(error: Unavailable) -> NoReturn:
 
 
 @pytest.fixture(scope="session")
-def kube() -> Iterator[Cluster]:
+def programs() -> dict[str, Path]:
+    """The programs of a control plane, for a test that starts one of its own."""
+    try:
+        return require(*CONTROL_PLANE)
+    except Unavailable as error:
+        leave_out(error)
+
+
+@pytest.fixture(scope="session")
+def kube(programs: dict[str, Path]) -> Iterator[Cluster]:
     """A cluster with kubelets, shared by all tests of this process: our own with an audit log, as a rule."""
     with TemporaryDirectory() as directory:
         try:
-            programs = require(*CONTROL_PLANE)
             named = existing(programs["kubectl"], Path(directory))
         except Unavailable as error:
             leave_out(error)
@@ -92,7 +101,3 @@ def volcano(kube: Cluster) -> Iterator[VolcanoStandIn]:
     """Volcano, playing. A test may stop it, and start it again."""
     with VolcanoStandIn(kube) as player:
         yield player
-
-
-def _ours(session: pytest.Session) -> list[pytest.Function]:
-    return [item for item in session.items if isinstance(item, pytest.Function) and HERE in item.path.parents]

@@ -118,16 +118,16 @@ def test_objects_survive_a_killed_api_server(kube: Cluster, namespace: str) -> N
     assert kube.api.find(f"/api/v1/namespaces/{namespace}/configmaps/kept") is not None
 
 
-def test_nothing_is_left_after_stop() -> None:
+def test_nothing_is_left_after_stop(programs: dict[str, Path]) -> None:
     """A control plane that is stopped leaves no process and no file."""
     plane = ControlPlane(scheduler=False).start()
-    programs = [psutil.Process(program.pid) for program in plane.programs if program.pid is not None]
+    running = [psutil.Process(program.pid) for program in plane.programs if program.pid is not None]
     home = plane.directory
 
     plane.stop()
 
-    assert 3 == len(programs)
-    assert [] == [process for process in programs if process.is_running()]
+    assert 3 == len(running)
+    assert [] == [process for process in running if process.is_running()]
     assert not home.exists()
 
 
@@ -143,16 +143,16 @@ time.sleep(600)
 """
 
 
-def test_a_killed_test_process_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_killed_test_process_leaves_nothing_behind(programs: dict[str, Path]) -> None:
     """Its programs end with it, also one that is paused, and the next start removes its files."""
     started = subprocess.Popen([sys.executable, "-c", CRASHING], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     with started, started.stdout as out:
         said = json.loads(out.readline())
-        programs = [psutil.Process(pid) for pid in said["pids"]]
+        running = [psutil.Process(pid) for pid in said["pids"]]
         started.kill()
 
-    gone, alive = psutil.wait_procs(programs, timeout=10)
+    gone, alive = psutil.wait_procs(running, timeout=10)
     assert (5, []) == (len(gone), alive)
     assert Path(said["home"]).is_dir()
     clear_left_over()

@@ -24,7 +24,7 @@ from taskd.kube.elector import Elector
 from taskd.kube.errors import ApiError, ApiUnreachable, ConfigError, KubeError, NotLeader
 from taskd.kube.events import EventRecorder, ObjectRef
 from taskd.kube.objects import Json, Node, Pod, PodGroup, Service
-from taskd.kube.resources import ASCENDJOB, SERVICE
+from taskd.kube.resources import ASCENDJOB, POD_GROUP, SERVICE
 from taskd.kube.store import Change
 from taskd.kube.transport import Limits
 from taskd.kube.workqueue import WorkQueue
@@ -37,6 +37,7 @@ from taskd.operator.reconciler import Key, Reconciler
 from taskd.operator.views import is_unreachable
 from taskd.operator.web import pages
 
+DISCOVERY_S = 30.0
 log = structlog.get_logger()
 
 
@@ -76,11 +77,19 @@ class Controller:
             await _crd_exists(client)
             log.info("controller_started", identity=identity, port=self.port)
             if not config.leader_elect:
-                await self._lead(client)
+                await self._lead_on(client)
                 return
             times = LeaseTimes(config.lease_s, config.lease_s * 2 / 3, config.lease_s * 2 / 15)
             elector = Elector(client, config.lease_namespace, config.lease_name, identity, times)
-            await elector.lead(lambda: self._lead(client.guarded(elector.check)))
+            await elector.lead(lambda: self._lead_on(client.guarded(elector.check)))
+
+    async def _lead_on(self, client: KubeClient) -> None:
+        """Lead, and begin anew whenever the cluster has learned or forgotten what a PodGroup is."""
+        while True:
+            try:
+                await self._lead(client)
+            except* _ClusterChanged:
+                log.warning("cluster_changed", what="PodGroup came or went; beginning anew")
 
     async def _lead(self, client: KubeClient) -> None:
         config = self.config
@@ -104,6 +113,8 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(recorder.run())
+                if config.gang != "off":
+                    tasks.create_task(_notice_change(client, gang=cluster.gang))
                 for informer in cluster.informers():
                     tasks.create_task(informer.run())
                 await cluster.synced()
@@ -136,6 +147,19 @@ class Controller:
 
     def _page(self) -> bytes:
         return self.metrics.expose(self.cluster.jobs.store if self.cluster else ())
+
+
+class _ClusterChanged(Exception):
+    pass
+
+
+async def _notice_change(client: KubeClient, *, gang: bool) -> None:
+    """Look now and then whether gang scheduling has become possible, or impossible."""
+    while True:
+        await asyncio.sleep(DISCOVERY_S)
+        with contextlib.suppress(KubeError):
+            if await client.serves(POD_GROUP) != gang:
+                raise _ClusterChanged
 
 
 async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None:

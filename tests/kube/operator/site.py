@@ -32,7 +32,7 @@ class Controller:
         self._command = [
             sys.executable, "-m", "taskd.cli.main", "controller",
             "--kubeconfig", str(kubeconfig), "--namespace", namespace, "--lease-namespace", namespace,
-            "--listen", "127.0.0.1:0", "--lease-s", "3", *flags,
+            "--listen", "127.0.0.1:0", "--lease-s", "6", *flags,
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0

@@ -44,6 +44,9 @@ def decide(seen: Snapshot, now: float) -> Decision:
         # Neither what a job asks for nor what its queue says matters any more once it has ended.
         return clean_up(jobs.read(seen.raw), seen, status, now)
     status = replace(status, observed_generation=int(metadata.get("generation", 0)))
+    if not status.conditions:
+        # Whatever the first news is, the job was created: who waits for that condition need not be quick.
+        status = _tell(status, _created(f"{metadata.get('namespace')}/{metadata.get('name')}"), now)
     problems = validation.validate(seen.raw, missing_queue=seen.missing_queue)
     if problems:
         told = Condition(names.FAILED, names.JOB_INVALID, validation.summary(problems))
@@ -58,6 +61,10 @@ def _tell(status: Status, news: Condition, now: float) -> Status:
         created = Condition(names.CREATED, names.JOB_CREATED, "Job is created.")
         told = conditions.tell(told, created, stamp(now))
     return replace(status, conditions=conditions.tell(told, news, stamp(now)))
+
+
+def _created(key: str) -> Condition:
+    return Condition(names.CREATED, names.JOB_CREATED, f"Job {key} is created, its pods are starting.")
 
 
 class _Course:
@@ -227,9 +234,7 @@ class _Course:
                 names.RESTARTING, names.JOB_RESTARTING, restarts.restarting_message(job, self._halt(slots))
             )
         else:
-            told = Condition(
-                names.CREATED, names.JOB_CREATED, f"Job {job.key} is created, its pods are starting."
-            )
+            told = _created(job.key)
         return Decision(_tell(status, told, self.now), actions)
 
     def _halt(self, slots: list[Slot]) -> list[str]:

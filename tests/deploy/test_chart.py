@@ -60,7 +60,9 @@ def test_the_kustomize_base_and_the_chart_install_the_same(helm: Path) -> None:
     chart = by_identity(render(helm))
 
     namespace = base.pop(("Namespace", "taskd-system"))
-    assert {"pod-security.kubernetes.io/enforce": "restricted", MANAGED_BY: "kustomize"} == namespace["metadata"]["labels"]
+    assert {"pod-security.kubernetes.io/enforce": "restricted", MANAGED_BY: "kustomize"} == namespace[
+        "metadata"
+    ]["labels"]
     assert chart.keys() == base.keys()
     for identity, one in chart.items():
         assert without_manager(one) == without_manager(base[identity]), identity
@@ -75,7 +77,9 @@ def test_the_chart_carries_the_definition_unchanged(helm: Path) -> None:
 
     assert definition == rendered
     assert "keep" == rendered["metadata"]["annotations"]["helm.sh/resource-policy"]
-    assert [] == [one for one in render(helm, "crd.install=false") if one["kind"] == "CustomResourceDefinition"]
+    assert [] == [
+        one for one in render(helm, "crd.install=false") if one["kind"] == "CustomResourceDefinition"
+    ]
 
 
 def test_versions_are_those_of_the_package() -> None:
@@ -236,6 +240,8 @@ def test_every_flag_of_the_chart_is_one_of_the_controller(helm: Path) -> None:
         pytest.skip("taskd has no command `controller` yet")
     everything = ("namespaces={a}", "rankTable.hostPath=/a", "tls.secretName=a")
 
-    used = {argument.partition("=")[0] for argument in pod_of(render(helm, *everything))["containers"][0]["args"]}
+    used = {
+        argument.partition("=")[0] for argument in pod_of(render(helm, *everything))["containers"][0]["args"]
+    }
 
     assert set() == used - flags

@@ -140,7 +140,9 @@ def test_an_unknown_pod_field_survives_kubectl_apply(cluster: Cluster, crd: None
         assert f"ascendjob.mindxdl.gitee.com/default-test-pytorch {answer}\n" == said
 
     stored = cluster.api.get(f"{JOBS.format(namespace)}/default-test-pytorch")
-    assert {"nested": [1, {"deep": "kept"}]} == stored["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["futureField"]
+    assert {"nested": [1, {"deep": "kept"}]} == stored["spec"]["replicaSpecs"]["Master"]["template"]["spec"][
+        "futureField"
+    ]
 
 
 def test_nothing_is_filled_in(cluster: Cluster, crd: None, namespace: str) -> None:
@@ -177,7 +179,9 @@ def test_an_empty_field_counts_as_not_set(cluster: Cluster, crd: None, namespace
 @pytest.mark.parametrize(
     "amount", [2, "2", 0.5, "500m", "1.5Gi", "1e3", "10Ki", 0, "-1"], ids=lambda amount: repr(amount)
 )
-def test_an_amount_is_what_a_pod_takes(cluster: Cluster, crd: None, namespace: str, amount: float | str) -> None:
+def test_an_amount_is_what_a_pod_takes(
+    cluster: Cluster, crd: None, namespace: str, amount: float | str
+) -> None:
     """Whole numbers, fractions and text with a unit, stored as written."""
     where = f"{TEMPLATE}/spec/containers/0/resources/limits"
 

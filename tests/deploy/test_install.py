@@ -141,7 +141,9 @@ def test_a_definition_that_is_there_is_not_taken_silently(empty: Cluster, helm: 
 
 def test_the_controller_fits_the_strictest_pod_security(kustomized: Cluster) -> None:
     """Its namespace enforces `restricted`, and a pod of the Deployment is admitted there."""
-    kustomized.wait(lambda: kustomized.api.find(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/taskd-controller"))
+    kustomized.wait(
+        lambda: kustomized.api.find(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/taskd-controller")
+    )
     template = kustomized.api.get(DEPLOYMENT)["spec"]["template"]
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": template["spec"]}
@@ -174,7 +176,9 @@ def test_the_rights_are_those_of_the_table_and_no_others(
             if may(kustomized, controller, attributes):
                 allowed.setdefault(name, set()).add(verb)
 
-    assert granted == {name: verbs for name, verbs in allowed.items() if name.partition(".")[0] not in EVERYBODY}
+    assert granted == {
+        name: verbs for name, verbs in allowed.items() if name.partition(".")[0] not in EVERYBODY
+    }
 
 
 def test_only_its_own_lease_can_be_taken_over(controller: User, kustomized: Cluster) -> None:
@@ -194,7 +198,9 @@ def test_only_its_own_lease_can_be_taken_over(controller: User, kustomized: Clus
 def test_namespaces_of_a_list_are_the_only_ones(empty: Cluster, helm: Path) -> None:
     """With `namespaces` set the account can make pods there and nowhere else."""
     with empty.namespace("team") as team:
-        Helm(helm, empty)("install", "taskd", str(CHART), "--create-namespace", "--set", f"namespaces={{{team}}}")
+        Helm(helm, empty)(
+            "install", "taskd", str(CHART), "--create-namespace", "--set", f"namespaces={{{team}}}"
+        )
         user = empty.service_account(NAMESPACE, "taskd-controller")
 
         def may_make_pods(namespace: str) -> bool:
@@ -226,7 +232,11 @@ def may(cluster: Cluster, user: User, attributes: dict[str, str]) -> bool:
             "kind": "SubjectAccessReview",
             "spec": {
                 "user": user.name,
-                "groups": ["system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}", "system:authenticated"],
+                "groups": [
+                    "system:serviceaccounts",
+                    f"system:serviceaccounts:{NAMESPACE}",
+                    "system:authenticated",
+                ],
                 "resourceAttributes": attributes,
             },
         },

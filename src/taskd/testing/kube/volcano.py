@@ -10,6 +10,7 @@ It decides on what its watches have told it plus what it has written since, and 
 real one works once a second, this one works when something has happened, so that tests need not wait.
 """
 
+import http.client
 import queue
 import threading
 from collections.abc import Callable
@@ -48,7 +49,12 @@ def remove_crds(cluster: Cluster) -> None:
 
 
 def _served(cluster: Cluster) -> bool:
-    return all(cluster.api.find(f"{GROUP}/{file.stem}") is not None for file in CRDS.glob("*.yaml"))
+    try:
+        return all(cluster.api.find(f"{GROUP}/{file.stem}") is not None for file in CRDS.glob("*.yaml"))
+    except ApiError as error:
+        if error.code == http.client.TOO_MANY_REQUESTS:
+            return False  # "storage is (re)initializing": known already, and not ready to answer
+        raise
 
 
 class VolcanoStandIn:

@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from taskd.testing.kube.client import ApiError
-from taskd.testing.kube.cluster import Cluster
+from taskd.testing.kube import ApiError, Cluster
 
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "deploy/crd/ascendjobs.yaml"

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from taskd.testing.kube.client import ApiError
-from taskd.testing.kube.cluster import Cluster
+from taskd.testing.kube import ApiError, Cluster
 from tests.deploy.support import JOBS, MISSING, SAMPLE, changed, sample
 
 ROLE = "spec/replicaSpecs/Master"

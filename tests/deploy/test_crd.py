@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from taskd.testing.kube.cluster import Cluster
+from taskd.testing.kube import Cluster
 from tests.deploy.support import CRD, JOBS, SAMPLE, Document, changed, load, sample
 from tools import crd as generator
 

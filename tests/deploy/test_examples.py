@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.testing.kube.cluster import Cluster
+from taskd.testing.kube import Cluster
 from tests.deploy.support import EXAMPLES, ROOT, SAMPLE, load, sample
 
 # Of the sample as it is published, lines joined by line feeds, without indentation.

@@ -1,51 +1,84 @@
 """One real control plane for all cluster tests of a process, and what each test gets of it.
 
-It takes some seconds to start, so it is shared. Tests are kept apart by a namespace each: what one leaves
+It takes four seconds to start, so it is shared. Tests are kept apart by a namespace each: what one leaves
 behind another does not see, and nobody waits until it is gone. Nodes are cluster-wide; each test adds its
 own and they are removed after it.
 
-Where the programs cannot be had, the tests are skipped with one line that says what is missing, which is
-printed again at the very end. Where CI is set, that is a failure.
+Where the programs cannot be had, the tests are skipped with one line that says what is missing. Where CI is
+set, that is a failure.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import pytest
 
-from taskd.testing.kube import Cluster, ControlPlane, Kubelets, Nodes, Unavailable, VolcanoStandIn
-from taskd.testing.kube.binaries import CONTROL_PLANE, missing
+from taskd.testing.kube import Cluster, ControlPlane, Kubelets, Nodes, Unavailable, VolcanoStandIn, existing
+from taskd.testing.kube.binaries import CONTROL_PLANE, NOT_SHOWN, require
 
-NOT_SHOWN = "cluster tests not run, so nothing is shown about the operator on Kubernetes"
+NEEDS = {"kube", "programs"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder."""
-    here = Path(__file__).parent
+    """Mark what needs a cluster, or its programs, in this folder or elsewhere."""
     for item in items:
-        if here in item.path.parents:
+        if NEEDS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kube)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with one line where nothing could be shown."""
-    reason = missing(CONTROL_PLANE)
-    if reason is not None:
-        terminalreporter.write_line(f"NOT SHOWN: {NOT_SHOWN} ({reason})", yellow=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what is missing before the first test: it takes minutes, and tests have a time limit."""
+    wanted = any(item.get_closest_marker("kube") for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        # Where it cannot be done the fixture says so.
+        with suppress(Unavailable):
+            require(*CONTROL_PLANE)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[None]:
+    """Skip a test that wants to harm a cluster which was not started here."""
+    try:
+        return (yield)
+    except Unavailable as error:
+        leave_out(error)
+
+
+def leave_out(error: Unavailable) -> NoReturn:
+    """Skip, or fail where a skip would go unseen."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{NOT_SHOWN}: {error}", pytrace=False)
+    pytest.skip(f"{NOT_SHOWN}: {error}")
 
 
 @pytest.fixture(scope="session")
-def kube() -> Iterator[ControlPlane]:
-    """A control plane with an audit log and kubelets, shared by all tests of this process."""
+def programs() -> dict[str, Path]:
+    """The programs of a control plane, for a test that starts one of its own."""
     try:
-        plane = ControlPlane(audit=True)
+        return require(*CONTROL_PLANE)
     except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"{NOT_SHOWN}: {error}", pytrace=False)
-        pytest.skip(f"{NOT_SHOWN}: {error}")
-    with plane, Kubelets(plane):
-        yield plane
+        leave_out(error)
+
+
+@pytest.fixture(scope="session")
+def kube(programs: dict[str, Path]) -> Iterator[Cluster]:
+    """A cluster with kubelets, shared by all tests of this process: our own with an audit log, as a rule."""
+    with TemporaryDirectory() as directory:
+        try:
+            named = existing(programs["kubectl"], Path(directory))
+        except Unavailable as error:
+            leave_out(error)
+        if named is not None:
+            with Kubelets(named):
+                yield named
+            return
+        with ControlPlane(audit=True) as plane, Kubelets(plane):
+            yield plane
 
 
 @pytest.fixture

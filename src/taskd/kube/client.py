@@ -269,6 +269,9 @@ class KubeClient:
         """Server-side apply: the fields named are ours from now on; those we named before and not now go."""
         path = resource.path(namespace, name, subresource)
         query = {"fieldManager": field_manager, "force": "true" if force else "false"}
+        if isinstance(manifest, Mapping):
+            # The server wants the name in the object too.
+            manifest = {**manifest, "metadata": {"name": name, **(manifest.get("metadata") or {})}}
         body = _body(resource, manifest)
         answer = await self._write("PATCH", resource, path, body, query, APPLY, subresource or "")
         return self._decode(resource, answer)

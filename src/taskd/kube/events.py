@@ -65,7 +65,7 @@ class _Series:
     began: float
     count: int = 0
     sent: int = 0
-    sent_at: float = 0.0
+    begun_at: float | None = None
     name: str = ""
     queued: bool = False
 
@@ -124,13 +124,14 @@ class EventRecorder:
         series.last = stamp
         if series.queued:
             return
-        hold_s = series.sent_at + self._update_s - now if series.name else 0.0
+        hold_s = 0.0 if series.begun_at is None else series.begun_at + self._update_s - now
         if hold_s > 0:
             self._held[subject] = asyncio.get_running_loop().call_later(hold_s, self._let_go, subject)
             series.queued = True
         else:
             series.queued = self._put(subject)
-            series.count -= not series.queued
+            if not series.queued:
+                series.count -= 1
 
     def _let_go(self, subject: _Subject) -> None:
         """Queue a count that has waited long enough."""
@@ -146,10 +147,10 @@ class EventRecorder:
         return True
 
     def _trim(self) -> None:
-        # Those that wait to be sent are kept; the queue bounds them.
-        for subject in list(self._series)[: max(0, len(self._series) - KEPT)]:
-            if not self._series[subject].queued:
-                del self._series[subject]
+        if len(self._series) > KEPT:
+            subject, series = self._series.popitem(last=False)
+            if series.queued:  # it waits to be sent; the queue bounds how many of these there are
+                self._series[subject] = series
 
     async def run(self) -> None:
         """Send what was recorded, until cancelled."""
@@ -175,7 +176,7 @@ class EventRecorder:
             return
         for attempt in range(TRIES):
             series.queued = False  # what is recorded while this one is under way is sent after it
-            count = series.count
+            count, series.begun_at = series.count, self._now()
             if count == series.sent:
                 return
             try:
@@ -191,7 +192,7 @@ class EventRecorder:
                 trouble = error
                 break
             else:
-                series.sent, series.sent_at = count, self._now()
+                series.sent = count
                 self.stats.written += 1
                 return
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -16,7 +17,7 @@ from typing import Any, assert_never
 import msgspec
 import structlog
 
-from taskd.core.acjob import names, podgroups, services, switching, volumes
+from taskd.core.acjob import names, podgroups, scaling, services, switching, volumes
 from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
@@ -171,11 +172,40 @@ class Carrier:
 
     # ------------------------------------------------------------------------------------------ pods
 
+    async def _may_start(self, job: Job) -> Failure | None:
+        """A part of an inference service waits for its turn, where a rule says so."""
+        rule = job.labels.get(names.SCALING_RULE)
+        if rule is None or self.cluster.groups is None:
+            return None
+        refusal = f"job {job.key} can't create pod, try later"
+        running: Counter[str] = Counter()
+        for group in self.cluster.groups.store:
+            labels = group.metadata.labels
+            if (
+                group.metadata.namespace == job.namespace
+                and labels.get(names.SCALING_RULE) == rule
+                and labels.get(names.JOB_ID) == job.labels.get(names.JOB_ID)
+                and group.status.phase == "Running"
+                and group.metadata.name != job.pod_group
+            ):
+                running[labels.get(names.SCALING_GROUP, "")] += 1
+        try:
+            found = await self.cluster.client.get(CONFIG_MAP, job.namespace, rule)
+            sizes = scaling.read_rule(found.data.get(scaling.RULE_KEY, ""))
+        except (KubeError, scaling.BadRule) as error:
+            return Failure(names.POD_CREATE_FAILED, f"{refusal}: {_words(error)}")
+        if scaling.may_start(sizes, running, job.labels.get(names.SCALING_GROUP, "")):
+            return None
+        return Failure(names.POD_CREATE_FAILED, refusal)
+
     async def _create(self, job: Job, slots: Sequence[Slot], version: int, leader_ip: str) -> Failure | None:
         """Create pods side by side, beginning slowly.
 
         A template that is refused is refused once, not often.
         """
+        waits = await self._may_start(job)
+        if waits is not None:
+            return waits
         maker = PodMaker(
             job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
         )
@@ -276,6 +306,7 @@ class Carrier:
             if error.is_not_found or error.is_conflict:
                 self.cluster.pods.assume_deleted(action.uid)
                 return None
+            self.own_deletes.discard(action.uid)
             return _failure("FailedDeletePod", _words(error), error)
         except KubeError as error:
             return _failure("FailedDeletePod", _words(error), error)

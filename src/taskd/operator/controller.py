@@ -24,7 +24,7 @@ from taskd.kube.elector import Elector
 from taskd.kube.errors import ApiError, ApiUnreachable, ConfigError, KubeError, NotLeader
 from taskd.kube.events import EventRecorder, ObjectRef
 from taskd.kube.objects import Json, Node, Pod, PodGroup, Service
-from taskd.kube.resources import ASCENDJOB, SERVICE
+from taskd.kube.resources import ASCENDJOB, POD_GROUP, SERVICE
 from taskd.kube.store import Change
 from taskd.kube.transport import Limits
 from taskd.kube.workqueue import WorkQueue
@@ -32,10 +32,12 @@ from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster, owner_keys
 from taskd.operator.config import ControllerConfig
 from taskd.operator.metrics import Metrics
+from taskd.operator.ranktables import RankTables
 from taskd.operator.reconciler import Key, Reconciler
 from taskd.operator.views import is_unreachable
 from taskd.operator.web import pages
 
+DISCOVERY_S = 30.0
 log = structlog.get_logger()
 
 
@@ -75,11 +77,19 @@ class Controller:
             await _crd_exists(client)
             log.info("controller_started", identity=identity, port=self.port)
             if not config.leader_elect:
-                await self._lead(client)
+                await self._lead_on(client)
                 return
             times = LeaseTimes(config.lease_s, config.lease_s * 2 / 3, config.lease_s * 2 / 15)
             elector = Elector(client, config.lease_namespace, config.lease_name, identity, times)
-            await elector.lead(lambda: self._lead(client.guarded(elector.check)))
+            await elector.lead(lambda: self._lead_on(client.guarded(elector.check)))
+
+    async def _lead_on(self, client: KubeClient) -> None:
+        """Lead, and begin anew whenever the cluster has learned or forgotten what a PodGroup is."""
+        while True:
+            try:
+                await self._lead(client)
+            except* _ClusterChanged:
+                log.warning("cluster_changed", what="PodGroup came or went; beginning anew")
 
     async def _lead(self, client: KubeClient) -> None:
         config = self.config
@@ -91,6 +101,7 @@ class Controller:
         reconciler = Reconciler(
             cluster,
             carrier,
+            RankTables(client, config.rank_table_dir),
             Events(recorder),
             queue,
             status_delay_s=config.status_delay_s,
@@ -102,6 +113,8 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(recorder.run())
+                if config.gang != "off":
+                    tasks.create_task(_notice_change(client, gang=cluster.gang))
                 for informer in cluster.informers():
                     tasks.create_task(informer.run())
                 await cluster.synced()
@@ -136,6 +149,19 @@ class Controller:
         return self.metrics.expose(self.cluster.jobs.store if self.cluster else ())
 
 
+class _ClusterChanged(Exception):
+    pass
+
+
+async def _notice_change(client: KubeClient, *, gang: bool) -> None:
+    """Look now and then whether gang scheduling has become possible, or impossible."""
+    while True:
+        await asyncio.sleep(DISCOVERY_S)
+        with contextlib.suppress(KubeError):
+            if await client.serves(POD_GROUP) != gang:
+                raise _ClusterChanged
+
+
 async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None:
     """One look at a job. What goes wrong is told and tried again, later each time."""
     try:
@@ -150,7 +176,7 @@ async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None
             log.info("look_again", job="/".join(key), error=str(error))
         else:
             log.warning("look_failed", job="/".join(key), error=str(error))
-    except KubeError as error:
+    except (KubeError, OSError) as error:  # OSError: a rank table that cannot be written to its file
         log.warning("look_failed", job="/".join(key), error=str(error))
     except Exception:
         # A defect that one job brings out must not stop the others.

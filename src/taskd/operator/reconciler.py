@@ -27,6 +27,7 @@ from taskd.kube.resources import ASCENDJOB
 from taskd.kube.store import Change
 from taskd.operator.carrier import MANAGER, Carrier, pod_group_manifest
 from taskd.operator.cluster import Cluster, owner_keys
+from taskd.operator.ranktables import RankTables
 from taskd.operator.views import see_group, slot_of, version_of
 
 Key = tuple[str, str]
@@ -54,6 +55,7 @@ class Reconciler:
 
     cluster: Cluster
     carrier: Carrier
+    tables: RankTables
     recorder: Recorder
     later: Later
     clock: Callable[[], float] = time.time
@@ -141,6 +143,8 @@ class Reconciler:
                     continue
             if not decision.actions or failures:
                 await self._conclude(key, raw, decision.status, decision.wake_at)
+                if job is not None and not decision.status.completion_time:
+                    await self.tables.sync(job, self.cluster.pods_of(job.uid))
                 return not failures
             assert job is not None  # noqa: S101 - an unreadable job has no actions
             leader_ip = decision.status.leader_ip
@@ -219,6 +223,7 @@ class Reconciler:
             for uid in [uid for uid in memory if uid not in alive]:
                 del memory[uid]
         self.carrier.equipped.intersection_update(alive)
+        self.tables.forget(alive)
 
 
 def _readable(raw: Json) -> Job | None:

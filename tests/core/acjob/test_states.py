@@ -43,6 +43,15 @@ def test_running_means_that_every_pod_has_started() -> None:
     assert play.status["replicaStatuses"] == {"Master": {"active": 1}, "Worker": {"active": 3}}
 
 
+def test_however_fast_a_job_is_it_was_created_first() -> None:
+    play = Play(raw_job())
+    play.reconcile()
+    del play.raw["status"]
+    play.run_all()
+    play.reconcile()
+    assert [entry["type"] for entry in play.status["conditions"]] == ["Created", "Running"]
+
+
 def test_success_means_that_every_pod_has_ended_well() -> None:
     play = Play(raw_job()).start()
     play.change("test-job-worker-0", phase="Succeeded")

@@ -52,7 +52,12 @@ def decide(seen: Snapshot, now: float) -> Decision:
 
 
 def _tell(status: Status, news: Condition, now: float) -> Status:
-    return replace(status, conditions=conditions.tell(status.conditions, news, stamp(now)))
+    told = status.conditions
+    if not told and news.type != names.CREATED:
+        # However fast a job is: that it was created stands before all that follows.
+        created = Condition(names.CREATED, names.JOB_CREATED, "Job is created.")
+        told = conditions.tell(told, created, stamp(now))
+    return replace(status, conditions=conditions.tell(told, news, stamp(now)))
 
 
 class _Course:

@@ -47,15 +47,6 @@ class Variables:
     """Entries that depend on the rank stand here as they are for rank 0."""
     by_rank: Mapping[str, ByRank]
 
-    def of_rank(self, rank: int) -> list[Entry]:
-        """All variables of the pod that has this node rank."""
-        return [
-            literal(entry["name"], self.by_rank[entry["name"]](rank))
-            if entry["name"] in self.by_rank
-            else entry
-            for entry in self.entries
-        ]
-
 
 def literal(name: str, value: str) -> Entry:
     """A variable with that value."""

@@ -178,8 +178,8 @@ def proper_kind(framework: str, key: str) -> str:
 
 def _replicas(framework: str, specs: Json) -> tuple[Replicas, ...]:
     found = {}
-    for key, spec in specs.items():
-        kind = proper_kind(framework, key)
+    for key, content in specs.items():
+        kind, spec = proper_kind(framework, key), mapping(content)
         count = spec.get("replicas")
         template = mapping(spec.get("template"))
         if kind != WORKER:

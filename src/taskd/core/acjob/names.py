@@ -170,3 +170,6 @@ SCHEDULE_POLICIES: Final = (
     "chip1-softShareDev",
     "multilevel",
 )
+
+UNKNOWN_LABEL_VALUE: Final = "UnknownLabelValue"
+MOST_RETRIES: Final = 100

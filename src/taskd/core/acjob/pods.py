@@ -19,6 +19,9 @@ from taskd.core.acjob.services import owner_reference, type_labels
 from taskd.core.acjob.volumes import Mount, left_alone, mounts, with_mounts
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAMED_BY: Final = ("hostname", "subdomain", "hostNetwork", "setHostnameAsFQDN")
+"""Fields by which a template settles the host name itself. The last one would make the full name the host
+name, which the kernel cuts at 64 characters and the kubelet therefore refuses."""
 _EXIT_CODE: Final = "ExitCode"
 _NOTHING: Final[Mapping[str, str]] = {}
 
@@ -75,9 +78,7 @@ class _Mould:
             self._metadata["finalizers"] = metadata["finalizers"]
 
         spec = with_mounts(mapping(replicas.template.get("spec")), added)
-        self._named = not left_alone(job) and not any(
-            spec.get(field) for field in ("hostname", "subdomain", "hostNetwork")
-        )
+        self._named = not left_alone(job) and not any(spec.get(field) for field in _NAMED_BY)
         self._spec = {**spec, "restartPolicy": pod_restart_policy(replicas)}
         if scheduler and not spec.get("schedulerName"):
             self._spec["schedulerName"] = scheduler
@@ -160,11 +161,39 @@ def warnings(job: Job, *, gang: bool) -> tuple[tuple[str, str], ...]:
     if affinity not in names.TOR_AFFINITY_VALUES:
         text = f"label {names.TOR_AFFINITY}={affinity}"
         found.append((names.UNKNOWN_TOR_AFFINITY, _unknown(text, names.TOR_AFFINITY_VALUES)))
+    found += _odd_labels(job)
     policy = job.annotations.get(names.SCHEDULE_POLICY)
     if policy is not None and policy not in names.SCHEDULE_POLICIES:
         text = f"annotation {names.SCHEDULE_POLICY}={policy}"
         found.append((names.UNKNOWN_SCHEDULE_POLICY, _unknown(text, names.SCHEDULE_POLICIES)))
     return tuple(found)
+
+
+def _odd_labels(job: Job) -> list[tuple[str, str]]:
+    """Labels whose value nobody knows: they act as if they were not there."""
+    known: dict[str, tuple[str, ...]] = {
+        names.SUB_HEALTHY: names.SUB_HEALTHY_VALUES,
+        names.FAULT_SCHEDULING: names.FAULT_SCHEDULING_VALUES,
+        names.POD_RESCHEDULING: ("on", "off"),
+    }
+    found = [
+        (
+            names.UNKNOWN_LABEL_VALUE,
+            f"label {label}={job.labels[label]} is ignored; known are {', '.join(values)}",
+        )
+        for label, values in known.items()
+        if label in job.labels
+        and job.labels[label] not in values
+        and not (
+            label == names.FAULT_SCHEDULING and job.labels[label].startswith(names.FAULT_SCHEDULING_PREFIXES)
+        )
+    ]
+    times = int(job.labels.get(names.FAULT_RETRY_TIMES, "0").strip() or "0")
+    if not 0 <= times <= names.MOST_RETRIES:
+        found.append(
+            (names.UNKNOWN_LABEL_VALUE, f"label {names.FAULT_RETRY_TIMES}={times} is outside of 0 to 100")
+        )
+    return found
 
 
 def _unknown(given: str, known: tuple[str, ...]) -> str:

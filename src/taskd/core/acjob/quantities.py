@@ -51,9 +51,8 @@ class Quantity:
         return Quantity(self.value * times, self.form)
 
     def __str__(self) -> str:
-        if self.form is Form.BINARY and abs(self.value) >= _KI:
-            whole = -(-self.value // 1)
-            power = 0
+        if self.form is Form.BINARY and abs(self.value) >= _KI and self.value.denominator == 1:
+            whole, power = self.value.numerator, 0
             while power < len(_BINARY) and whole % _KI == 0:
                 whole //= _KI
                 power += 1

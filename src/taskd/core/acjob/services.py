@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskd.core.acjob import names
-from taskd.core.acjob.job import Job, main_container
+from taskd.core.acjob.job import Job, Json, main_container, mapping
 
 NO_ADDRESS = "None"
 
@@ -46,11 +46,8 @@ def leader_service_name(job: Job) -> str | None:
 
 def leader_port(job: Job) -> int:
     """The port at which the job's processes meet."""
-    leader = job.leader
-    for port in (main_container(leader.template).get("ports") or ()) if leader else ():
-        if port.get("name") == names.PORT_NAME:
-            return int(port["containerPort"])
-    return names.PORT
+    rendezvous = (port for port in _declared(job) if port.get("name") == names.PORT_NAME)
+    return next((int(port["containerPort"]) for port in rendezvous), names.PORT)
 
 
 def leader_service(job: Job, cluster_ip: str = "") -> dict[str, Any] | None:
@@ -103,9 +100,7 @@ def _ports(job: Job) -> list[dict[str, Any]]:
 
     A Service refuses ports without a name beside others, and the same number twice; a container does not.
     """
-    leader = job.leader
-    declared = list(main_container(leader.template).get("ports") or ()) if leader else []
-    declared.sort(key=lambda port: port.get("name") != names.PORT_NAME)
+    declared = sorted(_declared(job), key=lambda port: port.get("name") != names.PORT_NAME)
     ports: dict[tuple[int, str], dict[str, Any]] = {}
     for port in declared:
         number, protocol = int(port["containerPort"]), port.get("protocol") or "TCP"
@@ -113,3 +108,10 @@ def _ports(job: Job) -> list[dict[str, Any]]:
         entry = {"name": name, "protocol": protocol, "port": number, "targetPort": number}
         ports.setdefault((number, protocol), entry)
     return list(ports.values())
+
+
+def _declared(job: Job) -> list[Json]:
+    """The leader's ports; one without a number is left for the API server to refuse, with its own words."""
+    leader = job.leader
+    listed = main_container(leader.template).get("ports") if leader else None
+    return [port for port in map(mapping, listed or ()) if isinstance(port.get("containerPort"), int)]

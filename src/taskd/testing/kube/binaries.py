@@ -99,6 +99,9 @@ MODULES: Final = (
     GoModule("jobset", "sigs.k8s.io/jobset", {"jobset": "."}),
 )
 
+# What is said where they are missing.
+NOT_SHOWN: Final = "the tests on a real Kubernetes were not run, so nothing is shown about the operator there"
+
 # What every cluster test needs. Helm is for the tests of the chart alone.
 CONTROL_PLANE: Final = (
     "etcd",

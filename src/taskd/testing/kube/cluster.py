@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from taskd.testing.kube.audit import AuditLog
 from taskd.testing.kube.binaries import Unavailable
 from taskd.testing.kube.client import Api
+from taskd.testing.kube.processes import Program
 
 # Where the service accounts of `add_user` live.
 USERS_NAMESPACE: Final = "taskd-users"
+
+START_TIMEOUT_S: Final = 60.0
+
+_FEW: Final = 50
+_NOT_OURS: Final = "the cluster was not started here, so it cannot be killed, paused or overheard"
 
 T = TypeVar("T")
 
@@ -35,7 +42,11 @@ class User:
 
 
 class Cluster:
-    """A cluster with an administrator's rights."""
+    """A cluster with an administrator's rights.
+
+    One that was not started here cannot be harmed or overheard: what needs that raises `Unavailable`, which
+    the cluster tests turn into a skip that says so.
+    """
 
     def __init__(self, *, url: str, ca: Path | None, token: str, kubectl: Path, directory: Path) -> None:
         self.url = url
@@ -114,11 +125,15 @@ class Cluster:
         return name
 
     def delete_namespace(self, name: str) -> None:
-        """Delete a namespace with all that is in it; pods go at once, the rest in the background."""
-        # AscendJobs and the like first would need to know them all; their owner references do the rest.
-        # Pods on nodes that are gone would keep the namespace for ever, so their grace period is zero.
+        """Delete a namespace; what is in it goes in the background."""
         self.api.delete(f"/api/v1/namespaces/{name}")
-        self.api.delete(f"/api/v1/namespaces/{name}/pods", grace_s=0)
+        # Pods that hang (stuck, or their node is lost) would keep the namespace, so those of a usual test go
+        # now, without grace. Thousands of them are left to the controllers: nobody shall wait for that.
+        # Groups go now as well: as long as one exists, a scheduler keeps room for it.
+        self.api.delete(f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{name}/podgroups")
+        path = f"/api/v1/namespaces/{name}/pods"
+        if not self.api.get(path, limit=_FEW)["metadata"].get("continue"):
+            self.api.delete(path, grace_s=0)
 
     def apply_yaml(self, text: str, *, user: User | None = None) -> str:
         """Apply YAML, of any number of documents, with kubectl."""
@@ -174,6 +189,39 @@ class Cluster:
             },
         )
         return self.service_account(USERS_NAMESPACE, name, user_agent=user_agent)
+
+    @property
+    def apiserver(self) -> Program:
+        """The API server, as a program that can be killed, paused and started."""
+        raise Unavailable(_NOT_OURS)
+
+    @property
+    def etcd(self) -> Program:
+        """The store, likewise."""
+        raise Unavailable(_NOT_OURS)
+
+    @property
+    def controller_manager(self) -> Program:
+        """The controller-manager, likewise (garbage collection, namespaces, node lifecycle …)."""
+        raise Unavailable(_NOT_OURS)
+
+    @property
+    def audit(self) -> AuditLog:
+        """The audit log, where it was asked for."""
+        raise Unavailable(_NOT_OURS)
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until the API server answers that it is ready."""
+        self.api.wait_ready(timeout_s=timeout_s)
+
+    def restart_apiserver(self, *, kill: bool = True) -> None:
+        """End the API server (by SIGKILL unless told otherwise), start it on the same port, wait for it."""
+        if kill:
+            self.apiserver.kill()
+        else:
+            self.apiserver.stop()
+        self.apiserver.start()
+        self.wait_ready()
 
     @staticmethod
     def wait(what: Callable[[], T], *, timeout_s: float = 10, every_s: float = 0.02) -> T:

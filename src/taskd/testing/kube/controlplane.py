@@ -18,10 +18,8 @@ from typing import Final, Self
 
 from taskd.testing.kube import binaries
 from taskd.testing.kube.audit import POLICY, AuditLog
-from taskd.testing.kube.cluster import Cluster
+from taskd.testing.kube.cluster import START_TIMEOUT_S, Cluster
 from taskd.testing.kube.processes import Program, ProgramFailed, free_port, working_directory
-
-START_TIMEOUT_S: Final = 60.0
 
 # Their own names, so that the audit log tells them from the administrator; the administrator's rights, which
 # spares the controller-manager forty service accounts at every start.
@@ -120,15 +118,6 @@ class ControlPlane(Cluster):
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until the API server answers that it is ready."""
         self.api.wait_ready(timeout_s=timeout_s, check=self.apiserver.check)
-
-    def restart_apiserver(self, *, kill: bool = True) -> None:
-        """End the API server (by SIGKILL unless told otherwise), start it on the same port, wait for it."""
-        if kill:
-            self.apiserver.kill()
-        else:
-            self.apiserver.stop()
-        self.apiserver.start()
-        self.wait_ready()
 
     def _start(self) -> None:
         home = self._home
@@ -239,6 +228,7 @@ class ControlPlane(Cluster):
             f"--default-not-ready-toleration-seconds={self._unreachable_s}",
             f"--default-unreachable-toleration-seconds={self._unreachable_s}",
             "--profiling=false",
+            "--delete-collection-workers=8",
         ]
         if self._with_audit:
             flags += [

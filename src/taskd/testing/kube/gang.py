@@ -27,6 +27,8 @@ class World:
     pods: dict[str, Object] = field(default_factory=dict)
     groups: dict[str, Object] = field(default_factory=dict)
     queues: dict[str, Object] = field(default_factory=dict)
+    # What a pod asks for never changes, and reading it is most of the work of a session.
+    requests: dict[str, resources.Amounts] = field(default_factory=dict)
 
     def table(self, kind: str) -> dict[str, Object]:
         """Return what is known of one kind."""
@@ -38,11 +40,19 @@ class World:
         uid = event.object["metadata"]["uid"]
         if event.type == "DELETED":
             table.pop(uid, None)
+            self.requests.pop(uid, None)
             return
         known = table.get(uid)
         # What is older than our own write (whose answer we have) would undo it.
         if known is None or _version(event.object) >= _version(known):
             table[uid] = event.object
+
+    def requested(self, pod: Object) -> resources.Amounts:
+        """Return what a pod asks for."""
+        uid = pod["metadata"]["uid"]
+        if uid not in self.requests:
+            self.requests[uid] = resources.requested(pod)
+        return self.requests[uid]
 
 
 class Session:
@@ -134,7 +144,7 @@ class Session:
         left = resources.amounts((group.get("spec") or {}).get("minResources"))
         for pod in self._members_of(group):
             if pod["spec"].get("nodeName"):
-                resources.add(left, resources.requested(pod), -1)
+                resources.add(left, self._world.requested(pod), -1)
         return {name: value for name, value in left.items() if value > 0}
 
     def _place(self, members: list[Object], minimum: int) -> str | None:
@@ -152,12 +162,12 @@ class Session:
         if len(placed) + len(plan) < minimum:
             for pod, node, notes in plan:
                 self._give_back(pod, node, notes)
-            return trouble or "not enough pods"
+            return trouble
         self.bindings += plan
         return trouble
 
     def _find_node(self, pod: Object) -> tuple[str | None, str]:
-        wanted = resources.requested(pod)
+        wanted = self._world.requested(pod)
         selector = pod["spec"].get("nodeSelector") or {}
         why = "no node is Ready" if not self._nodes else "no node matches its nodeSelector"
         for name, node in sorted(self._nodes.items()):
@@ -171,7 +181,7 @@ class Session:
         return None, why
 
     def _take(self, pod: Object, node: str) -> dict[str, str]:
-        wanted = resources.requested(pod)
+        wanted = self._world.requested(pod)
         resources.add(self._free[node], wanted, -1)
         notes: dict[str, str] = {}
         for name, amount in wanted.items():
@@ -185,7 +195,7 @@ class Session:
         return notes
 
     def _give_back(self, pod: Object, node: str, notes: dict[str, str]) -> None:
-        resources.add(self._free[node], resources.requested(pod))
+        resources.add(self._free[node], self._world.requested(pod))
         for name, text in notes.items():
             self._devices.get((node, name), set()).difference_update(_indices(text))
 
@@ -198,7 +208,7 @@ class Session:
         node = pod["spec"].get("nodeName")
         if node not in self._nodes or _phase(pod) in {"Succeeded", "Failed"}:
             return
-        wanted = resources.requested(pod)
+        wanted = self._world.requested(pod)
         resources.add(self._free[node], wanted, -1)
         for name in wanted:
             if _is_npu(name):

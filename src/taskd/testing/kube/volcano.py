@@ -13,6 +13,7 @@ real one works once a second, this one works when something has happened, so tha
 import http.client
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +30,7 @@ GROUP: Final = "/apis/scheduling.volcano.sh/v1beta1"
 CRDS: Final = Path(__file__).with_name("crds")
 
 _WRITERS: Final = 8
+_GATHER_S: Final = 0.005
 
 
 def install_crds(cluster: Cluster) -> None:
@@ -52,8 +54,9 @@ def _served(cluster: Cluster) -> bool:
     try:
         return all(cluster.api.find(f"{GROUP}/{file.stem}") is not None for file in CRDS.glob("*.yaml"))
     except ApiError as error:
+        # It is being set up, and says so.
         if error.code == http.client.TOO_MANY_REQUESTS:
-            return False  # "storage is (re)initializing": known already, and not ready to answer
+            return False
         raise
 
 
@@ -140,6 +143,8 @@ class VolcanoStandIn:
         """Take in everything that has happened, then hold one session; again when something happens."""
         while True:
             batch = [self._events.get()]
+            # What happens together is decided together.
+            time.sleep(_GATHER_S)
             with suppress(queue.Empty):
                 while True:
                     batch.append(self._events.get_nowait())

@@ -15,7 +15,7 @@ TEMPLATE = "spec/replicaSpecs/Master/template"
 
 
 def test_kubectl_apply_takes_it_without_a_warning(cluster: Cluster, crd: None) -> None:
-    """Also by client-side apply, whose copy in an annotation has a limit of 256 KiB; again changes nothing."""
+    """By client-side apply too, whose copy in an annotation is limited to 256 KiB; twice changes nothing."""
     said = cluster.kubectl("apply", "-f", str(CRD), check=False)
 
     assert f"customresourcedefinition.apiextensions.k8s.io/{NAME} unchanged\n" == said
@@ -140,7 +140,9 @@ def test_an_unknown_pod_field_survives_kubectl_apply(cluster: Cluster, crd: None
         assert f"ascendjob.mindxdl.gitee.com/default-test-pytorch {answer}\n" == said
 
     stored = cluster.api.get(f"{JOBS.format(namespace)}/default-test-pytorch")
-    assert {"nested": [1, {"deep": "kept"}]} == stored["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["futureField"]
+    assert {"nested": [1, {"deep": "kept"}]} == stored["spec"]["replicaSpecs"]["Master"]["template"]["spec"][
+        "futureField"
+    ]
 
 
 def test_nothing_is_filled_in(cluster: Cluster, crd: None, namespace: str) -> None:
@@ -174,10 +176,10 @@ def test_an_empty_field_counts_as_not_set(cluster: Cluster, crd: None, namespace
     assert "env" not in template["spec"]["containers"][0]
 
 
-@pytest.mark.parametrize(
-    "amount", [2, "2", 0.5, "500m", "1.5Gi", "1e3", "10Ki", 0, "-1"], ids=lambda amount: repr(amount)
-)
-def test_an_amount_is_what_a_pod_takes(cluster: Cluster, crd: None, namespace: str, amount: float | str) -> None:
+@pytest.mark.parametrize("amount", [2, "2", 0.5, "500m", "1.5Gi", "1e3", "10Ki", 0, "-1"], ids=repr)
+def test_an_amount_is_what_a_pod_takes(
+    cluster: Cluster, crd: None, namespace: str, amount: float | str
+) -> None:
     """Whole numbers, fractions and text with a unit, stored as written."""
     where = f"{TEMPLATE}/spec/containers/0/resources/limits"
 
@@ -266,4 +268,5 @@ def filled(schema: Document, schemas: dict[str, Document]) -> Any:
             return 7
         case {"type": "boolean"}:
             return True
-    raise AssertionError(schema)
+        case _:
+            raise AssertionError(schema)

@@ -16,7 +16,7 @@ from taskd.testing.kube import Cluster, ControlPlane, Unavailable, require
 from tests.deploy.support import CRD, wait_until_served
 
 NOT_SHOWN = "nothing is shown about the installation on Kubernetes"
-ON_A_CLUSTER = {"cluster", "empty_cluster", "kustomized"}
+ON_A_CLUSTER = {"cluster", "empty_cluster", "kustomized", "installed"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,11 +66,11 @@ def helm() -> Path:
         _give_up(f"{error}")
 
 
-def control_plane() -> ControlPlane:
+def control_plane(*, audit: bool = False) -> ControlPlane:
     """Return a control plane that is not started yet; skip where there can be none."""
     try:
-        # Nothing here runs pods, so nobody has to place them.
-        return ControlPlane(scheduler=False)
+        # Pods are placed by the stand-in for Volcano, or by nobody.
+        return ControlPlane(scheduler=False, audit=audit)
     except Unavailable as error:
         _give_up(f"{error}")
 

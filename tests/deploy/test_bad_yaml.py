@@ -271,7 +271,7 @@ def test_a_bad_change_leaves_the_job_as_it_was(cluster: Cluster, crd: None, name
 def test_a_client_that_does_not_ask_for_strictness_is_refused_too(
     cluster: Cluster, crd: None, namespace: str, path: str, value: object, says: str
 ) -> None:
-    """kubectl finds these by their unknown fields; the schema finds them for everybody else."""
+    """To kubectl these are unknown fields; the schema finds them for everybody else."""
     with pytest.raises(ApiError) as refused:
         cluster.api.create(JOBS.format(namespace), changed(sample(), path, value))
 

@@ -71,7 +71,7 @@ def test_labels_and_annotations_of_the_template_come_along() -> None:
     """The operator's own win over them, because the operator finds its pods by them."""
     worker = make_template()
     worker["metadata"] = {
-        "labels": {"ring-controller.atlas": "ascend-910b", "version": "mine"},
+        "labels": {"ring-controller.atlas": "ascend-910b", "version": "mine", "job-name": "mine"},
         "annotations": {"huawei.com/recover_policy_path": "pod", "hccl/rankIndex": "7"},
         "finalizers": ["team/keep"],
         "name": "ignored",
@@ -79,7 +79,7 @@ def test_labels_and_annotations_of_the_template_come_along() -> None:
     metadata = make_pods(make_job(worker=worker))["job-worker-0"]["metadata"]
 
     assert metadata["labels"]["ring-controller.atlas"] == "ascend-910b"
-    assert metadata["labels"]["version"] == "0"
+    assert (metadata["labels"]["version"], metadata["labels"]["job-name"]) == ("0", "job")
     assert metadata["annotations"]["huawei.com/recover_policy_path"] == "pod"
     assert metadata["annotations"]["hccl/rankIndex"] == "1"
     assert metadata["finalizers"] == ["team/keep"]

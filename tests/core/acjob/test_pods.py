@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -260,7 +260,7 @@ def test_a_standby_pod_has_the_index_and_rank_of_its_source() -> None:
 
 
 def test_a_thousand_pods_cost_milliseconds() -> None:
-    """Less than 60 µs each, in the best of five rounds, for the job of seed 004's size."""
+    """Less than 60 µs of processor time each, in the best of five rounds."""
     env = [{"name": f"USER_{number}", "value": "x"} for number in range(20)]
     mounts = [{"name": f"v{number}", "mountPath": f"/data/{number}"} for number in range(8)]
     worker = make_template(env=env, container={"volumeMounts": mounts})
@@ -268,10 +268,10 @@ def test_a_thousand_pods_cost_milliseconds() -> None:
     slots = list(job.slots())
     best = float("inf")
     for _round in range(5):
-        begun = perf_counter()
+        begun = process_time()
         maker = PodMaker(job, ADDRESSES, gang=True)
         made = [maker.pod(slot, 0) for slot in slots]
-        best = min(best, perf_counter() - begun)
+        best = min(best, process_time() - begun)
         assert len(made) == 1000
 
     assert best / 1000 < 60e-6

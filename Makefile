@@ -12,12 +12,15 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format matrix rounds soak bench-launcher bench-recovery bench-peers anatomy wheel clean clean-venv
+.PHONY: help setup demo test test-fast test-kube kube lint format matrix rounds soak bench-launcher bench-recovery \
+        bench-operator bench-peers anatomy wheel crd manifests clean clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
 	@echo 'make test            everything: ruff, mypy --strict, import contracts, all tests'
 	@echo 'make test-fast       the tests without the slow ones, under a minute'
+	@echo 'make test-kube       only the tests on a real Kubernetes'
+	@echo 'make kube            build that Kubernetes (once per machine; Go, ten minutes)'
 	@echo 'make lint            ruff, mypy --strict, import contracts'
 	@echo 'make format          let ruff format and fix'
 	@echo 'make matrix          kill each rank at each point of a step, and simulate thousands of jobs'
@@ -28,6 +31,8 @@ help:
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
+	@echo 'make crd             deploy/crd/ from tools/crd.yaml and the cluster that kubectl talks to'
+	@echo 'make manifests       the kustomize base from the Helm chart'
 	@echo 'make setup           only the environment (the others call it)'
 	@echo 'make clean           remove what was built; make clean-venv removes $(VENV) too'
 
@@ -49,16 +54,34 @@ demo: $(STAMP)
 # Tests that were chosen with ARGS may all be of one half, and pytest ends with 5 where it finds none.
 OR_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 
+# The programs of the cluster tests are built once per machine, where there is Go; where there is neither, the
+# last line says what was not shown (and in CI the first line is an error).
+KUBE = $(BIN)/python -m taskd.testing.kube
+
 test: lint
 	@$(COMPILE)
+	@$(KUBE) build --if-possible
 	@echo 'test: pytest, what is quick, on two cores'
-	@$(BIN)/python -m pytest -n 2 -m 'not slow' $(ARGS) $(OR_NONE)
-	@echo 'test: pytest, what starts processes, one after the other'
-	@$(BIN)/python -m pytest -m slow $(ARGS) $(OR_NONE)
+	@$(BIN)/python -m pytest -n 2 -m 'not slow and not kube' $(ARGS) $(OR_NONE)
+ifeq ($(ARGS),)
+	@echo 'test: pytest, what starts processes; beside it, printed after it, what runs on a real Kubernetes'
+	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube'" \
+	    "$(BIN)/python -m pytest -m kube"
+else
+	@$(BIN)/python -m pytest -m 'slow or kube' $(ARGS) $(OR_NONE)
+endif
+	@$(KUBE) shown
 
 test-fast: $(STAMP)
 	@$(COMPILE)
-	@$(BIN)/python -m pytest -n 2 -m 'not slow' $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m 'not slow and not kube' $(ARGS)
+
+test-kube: kube
+	@$(COMPILE)
+	@$(BIN)/python -m pytest -n 2 -m kube $(ARGS)
+
+kube: $(STAMP)
+	@$(KUBE) build
 
 lint: $(STAMP)
 	@echo 'lint: ruff'
@@ -102,6 +125,14 @@ anatomy: $(STAMP)
 
 wheel: $(STAMP)
 	@$(BIN)/python -m hatchling build -t wheel
+
+# Written aside: the old definition stays where there is no cluster to ask.
+crd: $(STAMP)
+	@kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python tools/crd.py > deploy/crd/.ascendjobs.yaml || { rm deploy/crd/.ascendjobs.yaml; exit 1; }
+	@mv deploy/crd/.ascendjobs.yaml deploy/crd/ascendjobs.yaml
+
+manifests: $(STAMP)
+	@$(BIN)/python tools/manifests.py
 
 clean:
 	rm -rf build dist taskd_log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

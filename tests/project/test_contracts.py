@@ -17,6 +17,7 @@ ROLES = "Roles do not import each other"
 PURE = "core touches nothing outside itself"
 LIGHT = "The training process loads neither gRPC nor a Kubernetes client"
 FRAMEWORKS = "torch and mindspore stay in their own corners"
+ONE_CLIENT = "Only kube speaks to the API server"
 TESTING = "testing knows core, wire, links and kit only"
 
 
@@ -70,7 +71,11 @@ def test_the_contracts_hold() -> None:
         ({"taskd.manager.spoilt": "import taskd.cli"}, {DOWNWARDS}),
         ({"taskd.train.spoilt": "import grpc"}, {LIGHT}),
         ({"taskd.worker.spoilt": "import taskd.links.spoilt", "taskd.links.spoilt": "import grpc"}, {LIGHT}),
-        ({"taskd.worker.spoilt": "def f():\n    import lightkube"}, {LIGHT}),
+        ({"taskd.worker.spoilt": "def f():\n    import lightkube"}, {LIGHT, ONE_CLIENT}),
+        ({"taskd.train.spoilt": "import taskd.kube"}, {LIGHT}),
+        ({"taskd.worker.spoilt": "import taskd.kube.client"}, {LIGHT}),
+        ({"taskd.operator.spoilt": "import aiohttp"}, {ONE_CLIENT}),
+        ({"taskd.plane.spoilt": "from lightkube import AsyncClient"}, {ONE_CLIENT}),
         ({"taskd.manager.spoilt": "import torch.distributed"}, {FRAMEWORKS}),
         ({"taskd.train.spoilt": "import mindspore"}, {FRAMEWORKS}),
         ({"taskd.testing.spoilt": "import taskd.manager"}, {DOWNWARDS}),

@@ -14,9 +14,11 @@ import taskd
 
 PACKAGE = Path(taskd.__file__).parent
 
-IN_TRAINING = frozenset({"grpc", "lightkube", "torch", "mindspore", "asyncio", "typer", "rich", "structlog"})
-IN_CLI = frozenset({"torch", "mindspore", "grpc", "rich", "lightkube", "pydantic"})
-IN_API = frozenset({"torch", "mindspore", "rich", "lightkube"})
+IN_TRAINING = frozenset(
+    {"aiohttp", "yaml", "grpc", "lightkube", "torch", "mindspore", "asyncio", "typer", "rich", "structlog"}
+)
+IN_CLI = frozenset({"torch", "mindspore", "grpc", "rich", "aiohttp", "lightkube", "pydantic"})
+IN_API = frozenset({"torch", "mindspore", "rich", "aiohttp", "lightkube"})
 
 FRAMEWORKS = ("taskd.train.torch", "taskd.train.mindspore")
 

@@ -138,6 +138,38 @@ def switch(
     return partial(commands.switch, job, rank=rank, node=node)
 
 
+@app.command()
+def controller(
+    config: Annotated[str, typer.Option(metavar="FILE", help="Settings as YAML; flags win over it.")] = "",
+    *,
+    kubeconfig: Annotated[str | None, typer.Option(metavar="FILE", help="How to reach the cluster.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Only the jobs of this namespace.")] = None,
+    gang: Annotated[str | None, typer.Option(help="PodGroups: auto (default), on or off.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Jobs looked at side by side (8).")] = None,
+    connections: Annotated[int | None, typer.Option(help="Connections for requests (16).")] = None,
+    leader_elect: Annotated[bool | None, typer.Option(help="Act only while holding the Lease.")] = None,
+    lease_namespace: Annotated[str | None, typer.Option(help="Where the Lease is (taskd-system).")] = None,
+    lease_name: Annotated[str | None, typer.Option(help="What it is called (taskd-controller).")] = None,
+    lease_s: Annotated[float | None, typer.Option(help="How long it holds without renewal (15).")] = None,
+    identity: Annotated[str | None, typer.Option(help="This replica's name in the Lease.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Health and metrics.")] = None,
+    rank_table_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For rank-table files.")] = None,
+    certificates: Annotated[str | None, typer.Option(metavar="SECRET", help="TLS keys for pods.")] = None,
+    plane_service: Annotated[str | None, typer.Option(metavar="NS/NAME", help="The control plane.")] = None,
+    status_delay_s: Annotated[float | None, typer.Option(help="Wait of mere pod counts (0.5).")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> Work:
+    """Run the AscendJob operator. Flags win over TASKD_CONTROLLER_<NAME>, and these over the file."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+
+    def work() -> int:
+        from taskd.cli import controller as command
+
+        return command.run(flags, config)
+
+    return work
+
+
 @app.command("exit-codes")
 def exit_codes() -> Work:
     """Print what the exit codes mean."""

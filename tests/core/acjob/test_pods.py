@@ -44,6 +44,7 @@ def test_a_pod_says_whose_it_is() -> None:
         "hccl/rankIndex": "2",
         "scheduling.k8s.io/group-name": "job-u-1",
         "volcano.sh/task-spec": "worker",
+        "taskd.io/world-size": "24",
     }
     assert metadata["ownerReferences"] == [
         {
@@ -63,7 +64,7 @@ def test_without_gang_scheduling_no_pod_speaks_of_a_group() -> None:
     pods = make_pods(make_job(schedulerName="other"), gang=False)
 
     for pod in pods.values():
-        assert set(pod["metadata"]["annotations"]) == {"hccl/rankIndex"}
+        assert set(pod["metadata"]["annotations"]) == {"hccl/rankIndex", "taskd.io/world-size"}
         assert "schedulerName" not in pod["spec"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from taskd.core.acjob import names
 
@@ -18,12 +18,14 @@ LEADERS: Final[Mapping[str, str]] = {"pytorch": "Master", "mindspore": "Schedule
 WORKER: Final = "Worker"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Slot:
-    """The place of one pod: a lost pod comes back in the same place, with the same name and rank."""
+class Slot(NamedTuple):
+    """The place of one pod: a lost pod comes back in the same place, with the same name and rank.
+
+    A tuple and not a dataclass: places are keys, and a job may have thousands.
+    """
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody needs here
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,8 @@ def proper_kind(framework: str, key: str) -> str:
 
 def _replicas(framework: str, specs: Json) -> tuple[Replicas, ...]:
     found = {}
-    for key, spec in specs.items():
-        kind = proper_kind(framework, key)
+    for key, content in specs.items():
+        kind, spec = proper_kind(framework, key), mapping(content)
         count = spec.get("replicas")
         template = mapping(spec.get("template"))
         if kind != WORKER:

@@ -70,6 +70,11 @@ CERTIFICATES_PATH: Final = "/user/taskd/certificates"
 ATLAS: Final = "ring-controller.atlas"
 RESET_LABEL: Final = "reset"
 
+APPLIED: Final = "taskd.io/applied"
+"""On a PodGroup: a mark of what was applied, so that a change of the job is noticed without comparing."""
+WORLD_SIZE: Final = "taskd.io/world-size"
+"""On a pod: the number of processes that it was told the job has."""
+
 # --------------------------------------------------------------------------- labels, annotations of a pod
 OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
 GROUP_NAME: Final = "group-name"
@@ -165,3 +170,6 @@ SCHEDULE_POLICIES: Final = (
     "chip1-softShareDev",
     "multilevel",
 )
+
+UNKNOWN_LABEL_VALUE: Final = "UnknownLabelValue"
+MOST_RETRIES: Final = 100

@@ -69,6 +69,7 @@ class _Mould:
         if replicas.kind != WORKER:
             self._labels[names.JOB_ROLE] = "master"
         self._annotations = dict(mapping(metadata.get("annotations")))
+        self._annotations[names.WORLD_SIZE] = str(sizes.size)
         if gang:
             self._annotations[names.POD_GROUP_OF] = job.pod_group
             self._annotations[names.TASK_SPEC] = replicas.label
@@ -160,11 +161,39 @@ def warnings(job: Job, *, gang: bool) -> tuple[tuple[str, str], ...]:
     if affinity not in names.TOR_AFFINITY_VALUES:
         text = f"label {names.TOR_AFFINITY}={affinity}"
         found.append((names.UNKNOWN_TOR_AFFINITY, _unknown(text, names.TOR_AFFINITY_VALUES)))
+    found += _odd_labels(job)
     policy = job.annotations.get(names.SCHEDULE_POLICY)
     if policy is not None and policy not in names.SCHEDULE_POLICIES:
         text = f"annotation {names.SCHEDULE_POLICY}={policy}"
         found.append((names.UNKNOWN_SCHEDULE_POLICY, _unknown(text, names.SCHEDULE_POLICIES)))
     return tuple(found)
+
+
+def _odd_labels(job: Job) -> list[tuple[str, str]]:
+    """Labels whose value nobody knows: they act as if they were not there."""
+    known: dict[str, tuple[str, ...]] = {
+        names.SUB_HEALTHY: names.SUB_HEALTHY_VALUES,
+        names.FAULT_SCHEDULING: names.FAULT_SCHEDULING_VALUES,
+        names.POD_RESCHEDULING: ("on", "off"),
+    }
+    found = [
+        (
+            names.UNKNOWN_LABEL_VALUE,
+            f"label {label}={job.labels[label]} is ignored; known are {', '.join(values)}",
+        )
+        for label, values in known.items()
+        if label in job.labels
+        and job.labels[label] not in values
+        and not (
+            label == names.FAULT_SCHEDULING and job.labels[label].startswith(names.FAULT_SCHEDULING_PREFIXES)
+        )
+    ]
+    times = int(job.labels.get(names.FAULT_RETRY_TIMES, "0").strip() or "0")
+    if not 0 <= times <= names.MOST_RETRIES:
+        found.append(
+            (names.UNKNOWN_LABEL_VALUE, f"label {names.FAULT_RETRY_TIMES}={times} is outside of 0 to 100")
+        )
+    return found
 
 
 def _unknown(given: str, known: tuple[str, ...]) -> str:

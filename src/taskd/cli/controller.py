@@ -1,0 +1,59 @@
+"""`taskd controller`: run the operator until it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from taskd.cli.errors import CliError
+from taskd.core.exits import ExitCode
+from taskd.kube.elector import LeadershipLost
+from taskd.kube.errors import ConfigError, KubeError
+from taskd.operator.config import ControllerConfig, load
+from taskd.operator.controller import Controller
+
+
+def run(flags: Mapping[str, Any], config: str) -> int:
+    """Run a controller with these flags; ends with 0 when it was asked to stop."""
+    try:
+        settings = load(flags, path=config)
+    except ConfigError as error:
+        raise CliError(str(error), ExitCode.USAGE) from error
+    _log_to_stderr(settings.log_level)
+    try:
+        asyncio.run(_until_told(settings))
+    except* ConfigError as group:
+        raise CliError(str(group.exceptions[0]), ExitCode.USAGE) from None
+    except* LeadershipLost as group:
+        # Nothing may be done any more. A fresh process begins with fresh caches.
+        raise CliError(f"leadership lost: {group.exceptions[0]}", ExitCode.INTERNAL) from None
+    except* KubeError as group:
+        raise CliError(str(group.exceptions[0]), ExitCode.INTERNAL) from None
+    return int(ExitCode.OK)
+
+
+async def _until_told(settings: ControllerConfig) -> None:
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(Controller(settings).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+def _log_to_stderr(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,252 @@
+"""When a job restarts, what the restart replaces, and whether it still may.
+
+A restart is a *generation* of pods. It begins when the job loses a pod, and everything that the job loses
+until its pods have all run together again belongs to it: a node that dies takes several pods, peers of a dead
+process end with errors of their own, and none of that is a second restart. The number of the generation is in
+the job's status and on every pod that it made, so it can be read back from either after a crash.
+
+- A pod of the present generation that is lost begins the next one; so does any, once the job has run whole.
+- A pod of an older generation that is lost before that belongs to the present one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from taskd.core.acjob import devices, faults, names
+from taskd.core.acjob.job import Job, Json, Slot, mapping
+from taskd.core.acjob.seen import Nodes, PodSeen, Roster
+from taskd.core.acjob.status import Status
+
+POD_FAILED: Final = "pod-failed"
+EXIT_CODE: Final = "exit-code"
+EVICTED: Final = "evicted"
+POD_LOST: Final = "pod-lost"
+NODE_LOST: Final = "node-lost"
+REQUESTED: Final = "requested"
+RESIZED: Final = "resized"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A restart that must begin now."""
+
+    cause: str
+    message: str
+    fault: Mapping[str, Any]
+    whole_job: bool = False
+    counts: bool = True
+    is_retry: bool = False
+    lost: tuple[Slot, ...] = ()
+    """The places that are empty already; otherwise the pods have to be deleted first."""
+    requests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """The job cannot go on."""
+
+    message: str
+    fault: Mapping[str, Any]
+
+
+def pod_failed_message(job: Job) -> str:
+    """Why a job without tries has failed; the wording is the seed's."""
+    return f"Job {job.key} has failed because has pod failed."
+
+
+def backoff_message(job: Job) -> str:
+    """Why a job has failed that restarted too often; the wording is the seed's, without the namespace."""
+    return f"Job {job.name} has failed because it has reached the specified backoff limit"
+
+
+def restarting_message(job: Job, kinds: Sequence[str]) -> str:
+    """What a job says that restarts pods of these types."""
+    return f"Job {job.name} is restarting because {' and '.join(dict.fromkeys(kinds))} replica(s) failed."
+
+
+def generation(status: Status, found: Roster) -> int:
+    """The generation that is wanted; a pod may be ahead of the status, after a crash between two writes."""
+    return max(status.restarts, found.latest)
+
+
+def settled(status: Status, current: int) -> bool:
+    """Whether the pods of this generation have all run together once."""
+    return status.stable and status.restarts == current
+
+
+def look(
+    job: Job,
+    found: Roster,
+    status: Status,
+    *,
+    departed: Mapping[Slot, int],
+    nodes: Nodes,
+    requests: Sequence[Json],
+    now: str,
+) -> Restart | Hopeless | None:
+    """What the pods say: a restart that has to begin, the end of the job, or nothing new."""
+    current = generation(status, found)
+    whole_before = settled(status, current)
+    fresh = [pod for pod in found.regular.values() if whole_before or pod.version >= current]
+    verdict = (
+        _failed(job, [pod for pod in fresh if pod.failed], status, now)
+        or _node_lost(job, [pod for pod in fresh if nodes.took(pod)], now)
+        or _asked(job, found, status, requests, now)
+        or _resized(job, found, current, now)
+        or _missing(job, found, departed, current, now, whole_before=whole_before)
+    )
+    if isinstance(verdict, Restart) and verdict.counts:
+        limit = job.restart_limit()
+        if limit is not None and current + 1 - status.voluntary > limit:
+            return Hopeless(backoff_message(job), verdict.fault)
+    return verdict
+
+
+def begin(status: Status, restart: Restart, current: int) -> Status:
+    """The status once that restart has begun."""
+    return replace(
+        status,
+        restarts=current + 1,
+        voluntary=status.voluntary + (not restart.counts),
+        retries=status.retries + restart.is_retry,
+        stable=False,
+        whole_job=restart.whole_job,
+        causes={**status.causes, restart.cause: status.causes.get(restart.cause, 0) + 1},
+        last_fault=restart.fault or status.last_fault,
+        handled={**status.handled, **dict.fromkeys(restart.requests, current + 1)},
+    )
+
+
+def doomed(
+    found: Roster, status: Status, nodes: Nodes, requests: Sequence[Json], *, force: bool
+) -> list[tuple[PodSeen, int | None]]:
+    """The pods that the restart under way still has to remove, each with its grace period."""
+    old = [pod for pod in found.regular.values() if not status.stable and pod.version < status.restarts]
+    named = _named(status, requests)
+    grace = 0 if force else None
+    removals: list[tuple[PodSeen, int | None]] = [(pod, 0) for pod in old if nodes.took(pod)]
+    removals += [
+        (pod, grace)
+        for pod in old
+        if not nodes.took(pod) and not pod.deleting and (pod.failed or status.whole_job)
+    ]
+    chosen = {pod.uid for pod, _ in removals}
+    removals += [
+        (pod, grace)
+        for pod in found.regular.values()
+        if not pod.deleting and pod.uid not in chosen and pod.version < named.get(pod.name, 0)
+    ]
+    return removals
+
+
+def _failed(job: Job, fresh: Sequence[PodSeen], status: Status, now: str) -> Restart | Hopeless | None:
+    culprit = faults.first(fresh)
+    if culprit is None:
+        return None
+    remaining = job.retry_times() - status.retries
+    ways = {pod.name: _way(job, pod, remaining) for pod in fresh}
+    fault = faults.describe(culprit, ways[culprit.name] or POD_FAILED, now)
+    if None in ways.values():
+        if job.retry_times() > 0:
+            message = f"Job {job.key} has failed because pod failed and remain retry times is 0."
+            return Hopeless(message, fault)
+        return Hopeless(pod_failed_message(job), fault)
+    if POD_FAILED in ways.values():
+        message = f"Job {job.key} is unconditional retry job and remain retry times is <{remaining}>."
+        return Restart(POD_FAILED, message, fault, whole_job=not _only_pods(job), is_retry=True)
+    kinds = [pod.slot.kind for pod in fresh if pod.slot]
+    return Restart(ways[culprit.name] or POD_FAILED, restarting_message(job, kinds), fault)
+
+
+def _way(job: Job, pod: PodSeen, remaining: int) -> str | None:
+    """How this pod may come back, or None."""
+    if pod.evicted:
+        return EVICTED
+    if pod.slot and job.of_kind(pod.slot.kind).restart_policy == "ExitCode" and faults.retryable(pod):
+        return EXIT_CODE
+    return POD_FAILED if remaining > 0 else None
+
+
+def _only_pods(job: Job) -> bool:
+    """Whether the other pods survive the loss of one: the label says so, or their processes recover."""
+    return (
+        job.labels.get(names.POD_RESCHEDULING) == "on"
+        or job.labels.get(names.PROCESS_RECOVER) == "on"
+        or bool(job.strategies())
+    )
+
+
+def _missing(
+    job: Job, found: Roster, departed: Mapping[Slot, int], current: int, now: str, *, whole_before: bool
+) -> Restart | None:
+    lost = [slot for slot in found.empty if whole_before or departed.get(slot, -1) >= current]
+    if not lost:
+        return None
+    fault = faults.lost(job.pod_name(lost[0]), POD_LOST, "", now)
+    return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=found.empty)
+
+
+def _resized(job: Job, found: Roster, current: int, now: str) -> Restart | None:
+    """Pods that were told another world size than the job has now cannot train with the others."""
+    size = str(devices.world(job).size)
+    stale = [
+        pod
+        for pod in found.regular.values()
+        if pod.version >= current and pod.annotations.get(names.WORLD_SIZE, size) != size and not pod.deleting
+    ]
+    if not stale:
+        return None
+    before = stale[0].annotations[names.WORLD_SIZE]
+    message = f"Job {job.name} is restarting because its size was changed from {before} to {size} processes."
+    return Restart(
+        RESIZED, message, {"type": RESIZED, "summary": message, "time": now}, whole_job=True, counts=False
+    )
+
+
+def _node_lost(job: Job, taken: Sequence[PodSeen], now: str) -> Restart | None:
+    if not taken:
+        return None
+    fault = faults.lost(taken[0].name, NODE_LOST, taken[0].node, now)
+    kinds = [pod.slot.kind for pod in taken if pod.slot]
+    return Restart(NODE_LOST, restarting_message(job, kinds), fault)
+
+
+def _asked(job: Job, found: Roster, status: Status, requests: Sequence[Json], now: str) -> Restart | None:
+    """A request to move pods, by whoever watches devices and nodes."""
+    fresh = [request for request in requests if request.get("id") and request["id"] not in status.handled]
+    if not fresh:
+        return None
+    whole_job = any(request.get("scope") == "job" for request in fresh)
+    reasons = "; ".join(str(request.get("reason") or request["id"]) for request in fresh)
+    pods = [str(pod) for request in fresh for pod in request.get("pods") or ()]
+    fault = {"type": REQUESTED, "summary": reasons, "time": now}
+    nodes = {job.pod_name(slot): pod.node for slot, pod in found.regular.items()}
+    if pods:
+        fault |= {"pod": pods[0], **({"node": nodes[pods[0]]} if nodes.get(pods[0]) else {})}
+    return Restart(
+        REQUESTED,
+        f"Job {job.name} is restarting because it was asked to: {reasons}",
+        fault,
+        whole_job=whole_job,
+        counts=not all(request.get("voluntary") for request in fresh),
+        requests=tuple(str(request["id"]) for request in fresh),
+    )
+
+
+def _named(status: Status, requests: Sequence[Json]) -> dict[str, int]:
+    """The pods that requests name, with the generation that is to replace them."""
+    named: dict[str, int] = {}
+    for request in requests:
+        answer = status.handled.get(str(request.get("id")))
+        if answer is not None:
+            named |= dict.fromkeys(map(str, request.get("pods") or ()), answer)
+    return named
+
+
+def requests_of(raw: Json) -> tuple[Json, ...]:
+    """The requests in a job's status."""
+    listed = mapping(raw.get("status")).get("requests") or ()
+    return tuple(mapping(request) for request in listed if isinstance(request, Mapping))

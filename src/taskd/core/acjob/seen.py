@@ -1,0 +1,196 @@
+"""What was seen of a job's objects, reduced to what decisions need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from taskd.core.acjob import names
+from taskd.core.acjob.job import Job, Json, Slot
+
+PENDING: Final = "Pending"
+RUNNING: Final = "Running"
+SUCCEEDED: Final = "Succeeded"
+FAILED: Final = "Failed"
+
+# A kubelet or a controller ended the pod; the program in it did nothing wrong.
+DISRUPTIONS: Final = frozenset({
+    "Evicted", "NodeLost", "NodeShutdown", "Terminated", "Shutdown", "Preempting", "NodeAffinity",
+    "UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a container of a pod ended."""
+
+    container: str
+    exit_code: int
+    signal: int = 0
+    reason: str = ""
+    message: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """A pod that the job owns, by UID."""
+
+    name: str
+    uid: str
+    slot: Slot | None
+    version: int = 0
+    phase: str = PENDING
+    deleting: bool = False
+    node: str = ""
+    ip: str = ""
+    ready: bool = False
+    reason: str = ""
+    message: str = ""
+    disrupted: bool = False
+    ended: tuple[Ended, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def backup(self) -> bool:
+        """Whether it stands by for another pod, in a hot switch."""
+        return self.annotations.get(names.POD_TYPE) == names.BACKUP
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes part in the job's work, or has done its share."""
+        return not self.deleting and self.phase in {RUNNING, SUCCEEDED}
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed; a pod that is being deleted is not counted any more."""
+        return self.phase == FAILED and not self.deleting
+
+    @property
+    def evicted(self) -> bool:
+        """Whether it failed for a reason outside of itself."""
+        return self.disrupted or self.reason in DISRUPTIONS
+
+    def main_end(self) -> Ended | None:
+        """How the training ended in it: that container's end, else the first bad one."""
+        for ended in self.ended:
+            if ended.container == names.CONTAINER:
+                return ended
+        return next((ended for ended in self.ended if ended.exit_code), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroupSeen:
+    """The job's PodGroup."""
+
+    phase: str = ""
+    message: str = ""
+    """What the scheduler says of it, where it cannot be placed."""
+    current: bool = True
+    """Whether it is what the job asks for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSeen:
+    """The leader's Service."""
+
+    ip: str
+    current: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes that cannot be counted on."""
+
+    gone: frozenset[str] = frozenset()
+    unreachable: frozenset[str] = frozenset()
+
+    def took(self, pod: PodSeen) -> bool:
+        """Whether the pod went with its node.
+
+        A node that cannot be reached may still run it: the cluster decides when to give it up, by deleting
+        it.
+        """
+        return pod.node in self.gone or (pod.deleting and pod.node in self.unreachable)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a decision looks at."""
+
+    raw: Json
+    pods: Sequence[PodSeen] = ()
+    gang: bool = True
+    pod_group: PodGroupSeen | None = None
+    service: ServiceSeen | None = None
+    needs_service: bool = True
+    extras: bool = True
+    """Whether the objects that only help (the namespace's headless Service, ConfigMaps) are there."""
+    missing_queue: str | None = None
+    nodes: Nodes = Nodes()
+    departed: Mapping[Slot, int] = field(default_factory=dict)
+    """The generation of the pod that was last seen to leave a place, while this process watched."""
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A write that the API server refused: the reason for the condition, and what was said."""
+
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class Roster:
+    """The pods of a job by their places."""
+
+    regular: dict[Slot, PodSeen]
+    backups: dict[str, PodSeen]
+    """Pods that stand by, by the name of the pod they stand by for."""
+    surplus: list[PodSeen]
+    """Pods in places that the job does not have (any more), and doubles."""
+    empty: tuple[Slot, ...] = ()
+    """The places that no pod has."""
+
+    def idle(self) -> list[Slot]:
+        """The places where nobody works: neither the pod nor one that takes over from it."""
+        return [*self.empty, *(slot for slot, pod in self.regular.items() if not self._at_work(pod))]
+
+    def _at_work(self, pod: PodSeen) -> bool:
+        if pod.alive:
+            return True
+        standby = self.backups.get(pod.name)
+        return pod.deleting and standby is not None and standby.alive
+
+    @property
+    def latest(self) -> int:
+        """The newest generation that any pod belongs to."""
+        pods = [*self.regular.values(), *self.backups.values()]
+        return max((pod.version for pod in pods), default=0)
+
+
+def roster(job: Job, pods: Sequence[PodSeen]) -> Roster:
+    """Put the pods in their places."""
+    counts = {replicas.kind: replicas.count for replicas in job.replicas}
+    found = Roster({}, {}, [])
+    for pod in sorted(pods, key=lambda pod: (pod.deleting, -pod.version, pod.name)):
+        if pod.backup:
+            found.backups[pod.annotations.get(names.BACKUP_SOURCE, "")] = pod
+        elif pod.slot is None or pod.slot.index >= counts.get(pod.slot.kind, 0) or pod.slot in found.regular:
+            found.surplus.append(pod)
+        else:
+            found.regular[pod.slot] = pod
+    # A pod that stands by for one that is gone is the regular one from here on.
+    for source, pod in list(found.backups.items()):
+        if (
+            pod.slot is not None
+            and pod.slot not in found.regular
+            and pod.slot.index < counts.get(pod.slot.kind, 0)
+        ):
+            found.regular[pod.slot] = pod
+            del found.backups[source]
+    if len(found.regular) < job.total:
+        found.empty = tuple(slot for slot in job.slots() if slot not in found.regular)
+    return found

@@ -1,0 +1,384 @@
+"""Carries out what a decision asks for.
+
+Every answer of the API server goes into the caches at once, so the next decision does not work on old news: a
+pod is not created twice, and one that was deleted is not deleted again. What was refused comes back as a
+failure with the reason that the job's condition shall have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+import msgspec
+import structlog
+
+from taskd.core.acjob import names, podgroups, scaling, services, switching, volumes
+from taskd.core.acjob.actions import (
+    Action,
+    AnnotatePod,
+    CreateBackup,
+    CreatePods,
+    DeleteJob,
+    DeletePod,
+    DeletePodGroup,
+    SyncExtras,
+    SyncPodGroup,
+    SyncService,
+)
+from taskd.core.acjob.environment import Addresses
+from taskd.core.acjob.job import Job, Slot
+from taskd.core.acjob.pods import PodMaker
+from taskd.core.acjob.quantities import QuantityError
+from taskd.core.acjob.seen import Failure
+from taskd.kube.errors import ApiError, ApiUnreachable, KubeError
+from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
+from taskd.operator.cluster import Cluster
+
+MANAGER = "taskd-operator"
+BATCH = 16
+log = structlog.get_logger()
+
+
+def mark(manifest: object) -> str:
+    """A short mark of a manifest: equal for equal ones."""
+    return hashlib.sha256(msgspec.json.encode(manifest, order="deterministic")).hexdigest()[:16]
+
+
+def pod_group_manifest(job: Job, *, paused: bool) -> dict[str, Any]:
+    """The PodGroup with the mark of what it is."""
+    manifest = podgroups.pod_group(job, paused=paused)
+    manifest["metadata"]["annotations"][names.APPLIED] = mark(manifest)
+    return manifest
+
+
+@dataclass(slots=True)
+class Carrier:
+    """Does what decisions ask for, one job at a time."""
+
+    cluster: Cluster
+    plane: Addresses = field(default_factory=Addresses)
+    certificates: str = ""
+    own_deletes: set[str] = field(default_factory=set)
+    """UIDs of pods that were deleted on purpose: their going is no loss."""
+    equipped: set[str] = field(default_factory=set)
+    """UIDs of jobs whose helping objects are known to exist."""
+
+    async def carry(self, job: Job, actions: Sequence[Action], *, leader_ip: str) -> tuple[Failure, ...]:
+        """Do all of it, side by side where the order does not matter; returns what was refused."""
+        before = [action for action in actions if not isinstance(action, CreatePods | CreateBackup)]
+        after = [action for action in actions if isinstance(action, CreatePods | CreateBackup)]
+        failures: list[Failure] = []
+        for group in (before, after):
+            if group and not failures:
+                done = await asyncio.gather(*(self._do(job, action, leader_ip) for action in group))
+                failures += [failure for failure in done if failure is not None]
+        return tuple(failures)
+
+    async def _do(self, job: Job, action: Action, leader_ip: str) -> Failure | None:
+        match action:
+            case SyncPodGroup():
+                return await self._sync_group(job)
+            case SyncService(ip=ip):
+                return await self._sync_service(job, ip)
+            case SyncExtras():
+                return await self._sync_extras(job)
+            case CreatePods(slots=slots, version=version):
+                return await self._create(job, slots, version, leader_ip)
+            case CreateBackup():
+                return await self._create_backup(job, action, leader_ip)
+            case DeletePod():
+                return await self._delete_pod(job, action)
+            case AnnotatePod():
+                return await self._annotate(job, action)
+            case DeletePodGroup():
+                return await self._delete_group(job)
+            case DeleteJob():
+                return await self._delete_job(job)
+        assert_never(action)
+
+    # ---------------------------------------------------------------------------- what pods depend on
+
+    async def _sync_group(self, job: Job) -> Failure | None:
+        assert self.cluster.groups is not None  # noqa: S101 - asked for only with gang scheduling
+        known = self.cluster.groups.get(job.namespace, job.pod_group)
+        paused = known is not None and known.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
+        try:
+            manifest = pod_group_manifest(job, paused=paused)
+            group = await self.cluster.client.apply(
+                POD_GROUP, job.namespace, job.pod_group, manifest, field_manager=MANAGER
+            )
+        except (KubeError, QuantityError) as error:
+            return _failure(names.SYNC_POD_GROUP_FAILED, f"unable to create PodGroup: {_words(error)}", error)
+        self.cluster.groups.assume(group)
+        return None
+
+    async def _sync_service(self, job: Job, ip: str) -> Failure | None:
+        manifest = services.leader_service(job, ip)
+        name = services.leader_service_name(job)
+        if manifest is None or name is None:
+            return None
+        try:
+            taken = self.cluster.services.get(job.namespace, name)
+            if taken is not None and taken.metadata.controller_uid != job.uid:
+                return Failure(names.SYNC_SERVICE_FAILED, f"the Service {name} belongs to somebody else")
+            service = await self.cluster.client.apply(
+                SERVICE, job.namespace, name, manifest, field_manager=MANAGER
+            )
+        except KubeError as error:
+            return _failure(
+                names.SYNC_SERVICE_FAILED, f"unable to sync Service {name}: {_words(error)}", error
+            )
+        self.cluster.services.assume(service)
+        return None
+
+    async def _sync_extras(self, job: Job) -> Failure | None:
+        """Objects that only help. A job is not held up where they are refused.
+
+        That is told and tried again.
+        """
+        try:
+            if self.cluster.services.get(job.namespace, names.PODS_SERVICE) is None:
+                service = await self.cluster.client.apply(
+                    SERVICE,
+                    job.namespace,
+                    names.PODS_SERVICE,
+                    services.pods_service(job.namespace),
+                    field_manager=MANAGER,
+                )
+                self.cluster.services.assume(service)
+            for manifest in volumes.config_maps(job):
+                await self._create_config_map(job, manifest)
+        except ApiError as error:
+            log.warning("extras_refused", job=job.key, error=str(error))
+        except ApiUnreachable as error:
+            return _failure(names.SYNC_SERVICE_FAILED, _words(error), error)
+        self.equipped.add(job.uid)
+        return None
+
+    async def _create_config_map(self, job: Job, manifest: dict[str, Any]) -> None:
+        """Make it where it is missing; one that a user made is used as it is."""
+        name = manifest["metadata"]["name"]
+        try:
+            await self.cluster.client.get(CONFIG_MAP, job.namespace, name)
+        except ApiError as error:
+            if not error.is_not_found:
+                raise
+            await self.cluster.client.create(CONFIG_MAP, job.namespace, manifest)
+
+    # ------------------------------------------------------------------------------------------ pods
+
+    async def _may_start(self, job: Job) -> Failure | None:
+        """A part of an inference service waits for its turn, where a rule says so."""
+        rule = job.labels.get(names.SCALING_RULE)
+        if rule is None or self.cluster.groups is None:
+            return None
+        refusal = f"job {job.key} can't create pod, try later"
+        running: Counter[str] = Counter()
+        for group in self.cluster.groups.store:
+            labels = group.metadata.labels
+            if (
+                group.metadata.namespace == job.namespace
+                and labels.get(names.SCALING_RULE) == rule
+                and labels.get(names.JOB_ID) == job.labels.get(names.JOB_ID)
+                and group.status.phase == "Running"
+                and group.metadata.name != job.pod_group
+            ):
+                running[labels.get(names.SCALING_GROUP, "")] += 1
+        try:
+            found = await self.cluster.client.get(CONFIG_MAP, job.namespace, rule)
+            sizes = scaling.read_rule(found.data.get(scaling.RULE_KEY, ""))
+        except (KubeError, scaling.BadRule) as error:
+            return Failure(names.POD_CREATE_FAILED, f"{refusal}: {_words(error)}")
+        if scaling.may_start(sizes, running, job.labels.get(names.SCALING_GROUP, "")):
+            return None
+        return Failure(names.POD_CREATE_FAILED, refusal)
+
+    async def _create(self, job: Job, slots: Sequence[Slot], version: int, leader_ip: str) -> Failure | None:
+        """Create pods side by side, beginning slowly.
+
+        A template that is refused is refused once, not often.
+        """
+        waits = await self._may_start(job)
+        if waits is not None:
+            return waits
+        maker = PodMaker(
+            job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
+        )
+        begun, width = 0, 1
+        while begun < len(slots):
+            if not self._wanted(job):
+                return None
+            batch = slots[begun : begun + width]
+            answers = await asyncio.gather(
+                *(self._create_pod(job, maker.pod(slot, version)) for slot in batch)
+            )
+            for slot, failure in zip(batch, answers, strict=True):
+                if failure is not None:
+                    return Failure(
+                        failure.reason, f"failed to create pods of type<{slot.kind}>: {failure.message}"
+                    )
+            begun += len(batch)
+            width *= 2
+            if width > BATCH:
+                return await self._stream(job, maker, slots[begun:], version)
+        return None
+
+    async def _stream(self, job: Job, maker: PodMaker, slots: Sequence[Slot], version: int) -> Failure | None:
+        """Keep a fixed number of creations under way until all are done or one is refused."""
+        left = iter(slots)
+        refused: list[Failure] = []
+
+        async def create_some() -> None:
+            for slot in left:
+                if refused or not self._wanted(job):
+                    return
+                failure = await self._create_pod(job, maker.pod(slot, version))
+                if failure is not None:
+                    refused.append(
+                        Failure(
+                            failure.reason, f"failed to create pods of type<{slot.kind}>: {failure.message}"
+                        )
+                    )
+
+        await asyncio.gather(*(create_some() for _ in range(min(BATCH, len(slots)))))
+        return refused[0] if refused else None
+
+    def _wanted(self, job: Job) -> bool:
+        """Whether the job is still what it was when this began."""
+        now = self.cluster.jobs.get(job.namespace, job.name)
+        if now is None:
+            return False
+        metadata = now["metadata"]
+        return (
+            metadata.get("uid") == job.uid
+            and not metadata.get("deletionTimestamp")
+            and metadata.get("generation", 0) == job.generation
+        )
+
+    async def _create_backup(self, job: Job, action: CreateBackup, leader_ip: str) -> Failure | None:
+        maker = PodMaker(
+            job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
+        )
+        marks = {names.HOT_SWITCH: "true", names.POD_TYPE: names.BACKUP, names.BACKUP_SOURCE: action.source}
+        name = switching.backup_name(action.source, action.source_uid)
+        return await self._create_pod(
+            job, maker.pod(action.slot, action.version, name=name, annotations=marks)
+        )
+
+    async def _create_pod(self, job: Job, manifest: dict[str, Any]) -> Failure | None:
+        try:
+            pod = await self.cluster.client.create(POD, job.namespace, manifest)
+        except ApiError as error:
+            if error.already_exists:
+                return await self._adopt(job, manifest["metadata"]["name"])
+            return _failure(names.POD_CREATE_FAILED, _words(error), error)
+        except KubeError as error:
+            return _failure(names.POD_CREATE_FAILED, _words(error), error)
+        self.cluster.pods.assume(pod)
+        return None
+
+    async def _adopt(self, job: Job, name: str) -> Failure | None:
+        """The name is taken: by a pod of ours that the cache has not shown yet, or by somebody else's."""
+        try:
+            pod = await self.cluster.client.get(POD, job.namespace, name)
+        except ApiError as error:
+            return None if error.is_not_found else _failure(names.POD_CREATE_FAILED, _words(error), error)
+        except KubeError as error:
+            return _failure(names.POD_CREATE_FAILED, _words(error), error)
+        if pod.metadata.controller_uid == job.uid:
+            self.cluster.pods.assume(pod)
+            return None
+        state = "is being deleted" if pod.metadata.is_terminating else "belongs to somebody else"
+        return Failure(names.POD_CREATE_FAILED, f"pod {name} exists already and {state}")
+
+    async def _delete_pod(self, job: Job, action: DeletePod) -> Failure | None:
+        self.own_deletes.add(action.uid)
+        try:
+            deletion = await self.cluster.client.delete(
+                POD, job.namespace, action.name, uid=action.uid, grace_period_s=action.grace_s
+            )
+        except ApiError as error:
+            if error.is_not_found or error.is_conflict:
+                self.cluster.pods.assume_deleted(action.uid)
+                return None
+            self.own_deletes.discard(action.uid)
+            return _failure("FailedDeletePod", _words(error), error)
+        except KubeError as error:
+            return _failure("FailedDeletePod", _words(error), error)
+        self.cluster.pods.assume_deletion(action.uid, deletion)
+        log.info("pod_deleted", job=job.key, pod=action.name, why=action.why)
+        return None
+
+    async def _annotate(self, job: Job, action: AnnotatePod) -> Failure | None:
+        patch = {"metadata": {"uid": action.uid, "annotations": dict(action.annotations)}}
+        try:
+            pod = await self.cluster.client.patch(
+                POD, job.namespace, action.name, patch, field_manager=MANAGER
+            )
+        except ApiError as error:
+            if error.is_not_found or error.is_conflict:
+                self.cluster.pods.assume_deleted(action.uid)
+                return None
+            return _failure("FailedPatchPod", _words(error), error)
+        except KubeError as error:
+            return _failure("FailedPatchPod", _words(error), error)
+        self.cluster.pods.assume(pod)
+        return None
+
+    # --------------------------------------------------------------------------------------- the end
+
+    async def _delete_group(self, job: Job) -> Failure | None:
+        assert self.cluster.groups is not None  # noqa: S101 - asked for only with gang scheduling
+        group = self.cluster.groups.get(job.namespace, job.pod_group)
+        if group is None:
+            return None
+        try:
+            deletion = await self.cluster.client.delete(
+                POD_GROUP, job.namespace, job.pod_group, uid=group.metadata.uid
+            )
+        except ApiError as error:
+            if error.is_not_found or error.is_conflict:
+                self.cluster.groups.assume_deleted(group.metadata.uid)
+                return None
+            return _failure("FailedDeletePodGroup", _words(error), error)
+        except KubeError as error:
+            return _failure("FailedDeletePodGroup", _words(error), error)
+        self.cluster.groups.assume_deletion(group.metadata.uid, deletion)
+        return None
+
+    async def _delete_job(self, job: Job) -> Failure | None:
+        try:
+            deletion = await self.cluster.client.delete(
+                ASCENDJOB, job.namespace, job.name, uid=job.uid, propagation="Background"
+            )
+        except ApiError as error:
+            if error.is_not_found or error.is_conflict:
+                self.cluster.jobs.assume_deleted(job.uid)
+                return None
+            return _failure("FailedDeleteJob", _words(error), error)
+        except KubeError as error:
+            return _failure("FailedDeleteJob", _words(error), error)
+        self.cluster.jobs.assume_deletion(job.uid, deletion)
+        return None
+
+    def _addresses(self, job: Job, leader_ip: str) -> Addresses:
+        return Addresses(
+            leader_ip=leader_ip,
+            leader_port=services.leader_port(job),
+            plane_ip=self.plane.plane_ip,
+            plane_domain=self.plane.plane_domain,
+        )
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, ApiError) else str(error)
+
+
+def _failure(reason: str, message: str, error: Exception) -> Failure:
+    log.warning("write_refused", reason=reason, error=str(error))
+    return Failure(reason, message)

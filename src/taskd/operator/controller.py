@@ -1,0 +1,233 @@
+"""The controller as a whole: leads, follows the cluster, and looks after one job at a time for each worker.
+
+Caches are filled only after the lease is held. A predecessor has stopped writing by then, so the first list
+shows everything that it did, and no counter is read that is older than its last write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from taskd.core.acjob import names
+from taskd.core.acjob.environment import Addresses
+from taskd.core.lease import LeaseTimes
+from taskd.kube.client import KubeClient
+from taskd.kube.config import load_config
+from taskd.kube.elector import Elector
+from taskd.kube.errors import ApiError, ApiUnreachable, ConfigError, KubeError, NotLeader
+from taskd.kube.events import EventRecorder, ObjectRef
+from taskd.kube.objects import Json, Node, Pod, PodGroup, Service
+from taskd.kube.resources import ASCENDJOB, POD_GROUP, SERVICE
+from taskd.kube.store import Change
+from taskd.kube.transport import Limits
+from taskd.kube.workqueue import WorkQueue
+from taskd.operator.carrier import Carrier
+from taskd.operator.cluster import Cluster, owner_keys
+from taskd.operator.config import ControllerConfig
+from taskd.operator.metrics import Metrics
+from taskd.operator.ranktables import RankTables
+from taskd.operator.reconciler import Key, Reconciler
+from taskd.operator.views import is_unreachable
+from taskd.operator.web import pages
+
+DISCOVERY_S = 30.0
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Events:
+    """Events of jobs, by way of the recorder."""
+
+    recorder: EventRecorder
+
+    def tell(self, raw: Json, reason: str, message: str, *, warning: bool) -> None:
+        """Record one; never waits, never fails."""
+        metadata = raw["metadata"]
+        about = ObjectRef(
+            names.API_VERSION, names.KIND, metadata["namespace"], metadata["name"], metadata["uid"]
+        )
+        (self.recorder.warning if warning else self.recorder.normal)(about, reason, message)
+
+
+@dataclass(slots=True)
+class Controller:
+    """One replica of the controller; `run` until cancelled."""
+
+    config: ControllerConfig
+    metrics: Metrics = field(default_factory=Metrics)
+    cluster: Cluster | None = field(init=False, default=None)
+    port: int = field(init=False, default=0)
+
+    async def run(self) -> None:
+        """Serve the pages, wait for the lease, lead; LeadershipLost ends it."""
+        config = self.config
+        identity = config.identity or f"{socket.gethostname()}_{secrets.token_hex(4)}"
+        limits = Limits(connections=config.connections)
+        async with (
+            KubeClient(load_config(config.kubeconfig or None), limits, observe=self.metrics.called) as client,
+            pages(config.listen, ready=self._ready, metrics=self._page) as self.port,
+        ):
+            await _crd_exists(client)
+            log.info("controller_started", identity=identity, port=self.port)
+            if not config.leader_elect:
+                await self._lead_on(client)
+                return
+            times = LeaseTimes(config.lease_s, config.lease_s * 2 / 3, config.lease_s * 2 / 15)
+            elector = Elector(client, config.lease_namespace, config.lease_name, identity, times)
+            await elector.lead(lambda: self._lead_on(client.guarded(elector.check)))
+
+    async def _lead_on(self, client: KubeClient) -> None:
+        """Lead, and begin anew whenever the cluster has learned or forgotten what a PodGroup is."""
+        while True:
+            try:
+                await self._lead(client)
+            except* _ClusterChanged:
+                log.warning("cluster_changed", what="PodGroup came or went; beginning anew")
+
+    async def _lead(self, client: KubeClient) -> None:
+        config = self.config
+        cluster = Cluster(client, namespace=config.namespace)
+        log.info("leading", note=await cluster.discover(config.gang))
+        queue: WorkQueue[Key] = WorkQueue(hooks=self.metrics)
+        recorder = EventRecorder(client)
+        carrier = Carrier(cluster, await self._plane(client), config.certificates)
+        reconciler = Reconciler(
+            cluster,
+            carrier,
+            RankTables(client, config.rank_table_dir),
+            Events(recorder),
+            queue,
+            status_delay_s=config.status_delay_s,
+            stored=self.metrics.stored,
+        )
+        _subscribe(cluster, queue, reconciler)
+        self.cluster = cluster
+        self.metrics.leading.set(1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(recorder.run())
+                if config.gang != "off":
+                    tasks.create_task(_notice_change(client, gang=cluster.gang))
+                for informer in cluster.informers():
+                    tasks.create_task(informer.run())
+                await cluster.synced()
+                for raw in cluster.jobs.store:
+                    queue.add(_key(raw))
+                log.info("synced", jobs=len(cluster.jobs))
+                await queue.run(config.workers, lambda key: _look(queue, reconciler, key))
+        finally:
+            self.metrics.leading.set(0)
+            self.cluster = None
+            with contextlib.suppress(Exception):
+                await recorder.flush(1.0)
+
+    async def _plane(self, client: KubeClient) -> Addresses:
+        """Where pods find the control plane; its name in DNS where it has no address yet."""
+        namespace, _, name = self.config.plane_service.partition("/")
+        domain = f"{name}.{namespace}.svc.cluster.local"
+        try:
+            service = await client.get(SERVICE, namespace, name)
+        except ApiError:
+            return Addresses(plane_domain=domain)
+        return Addresses(plane_ip=service.spec.cluster_ip, plane_domain=domain)
+
+    def _ready(self) -> tuple[bool, str]:
+        if self.cluster is None:
+            return True, "standing by"
+        return (
+            (True, "leading") if self.cluster.healthy else (False, "the caches do not follow the API server")
+        )
+
+    def _page(self) -> bytes:
+        return self.metrics.expose(self.cluster.jobs.store if self.cluster else ())
+
+
+class _ClusterChanged(Exception):
+    pass
+
+
+async def _notice_change(client: KubeClient, *, gang: bool) -> None:
+    """Look now and then whether gang scheduling has become possible, or impossible."""
+    while True:
+        await asyncio.sleep(DISCOVERY_S)
+        with contextlib.suppress(KubeError):
+            if await client.serves(POD_GROUP) != gang:
+                raise _ClusterChanged
+
+
+async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None:
+    """One look at a job. What goes wrong is told and tried again, later each time."""
+    try:
+        if await reconciler.reconcile(key):
+            queue.forget(key)
+            return
+    except NotLeader:
+        raise
+    except ApiError as error:
+        if error.is_not_found or error.is_conflict:
+            # The job went away under us, or another one has its name: the watch will tell.
+            log.info("look_again", job="/".join(key), error=str(error))
+        else:
+            log.warning("look_failed", job="/".join(key), error=str(error))
+    except (KubeError, OSError) as error:  # OSError: a rank table that cannot be written to its file
+        log.warning("look_failed", job="/".join(key), error=str(error))
+    except Exception:
+        # A defect that one job brings out must not stop the others.
+        log.exception("look_broke", job="/".join(key))
+    queue.retry(key)
+
+
+def _subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) -> None:
+    """Have every change put the jobs that it concerns into the queue."""
+
+    def job_changed(_change: Change, old: Json | None, new: Json | None) -> None:
+        raw = new or old
+        if raw is not None:
+            queue.add(_key(raw))
+
+    def child_changed(_change: Change, old: Any, new: Any) -> None:  # noqa: ANN401 - three kinds of objects
+        child: Pod | Service | PodGroup | None = new or old
+        if child is not None:
+            for key in owner_keys(child):
+                queue.add(key)
+
+    def node_changed(change: Change, old: Node | None, new: Node | None) -> None:
+        node = new or old
+        if node is not None and (change is Change.DELETED or is_unreachable(node)):
+            for key in cluster.jobs_on(node.metadata.name):
+                queue.add(key)
+
+    def queue_changed(_change: Change, _old: Json | None, _new: Json | None) -> None:
+        for raw in cluster.jobs.store:
+            queue.add(_key(raw))
+
+    cluster.jobs.add_handler(job_changed)
+    cluster.pods.add_handler(reconciler.pod_changed)
+    cluster.pods.add_handler(child_changed)
+    cluster.services.add_handler(child_changed)
+    cluster.nodes.add_handler(node_changed)
+    if cluster.groups is not None:
+        cluster.groups.add_handler(child_changed)
+    if cluster.queues is not None:
+        cluster.queues.add_handler(queue_changed)
+
+
+def _key(raw: Json) -> Key:
+    return raw["metadata"]["namespace"], raw["metadata"]["name"]
+
+
+async def _crd_exists(client: KubeClient) -> None:
+    try:
+        if not await client.serves(ASCENDJOB):
+            raise ConfigError(
+                f"the cluster does not know {names.KIND} of {names.API_VERSION}: install deploy/crd"
+            )
+    except ApiUnreachable as error:
+        raise ConfigError(f"the API server cannot be reached: {error}") from error

@@ -1,0 +1,240 @@
+"""Brings one job from what it is to what it should be.
+
+Look, decide, do, look again, until nothing is left to do; then store the status, once. Every round begins
+from the caches, into which the answers of the last round have gone already, and from nothing that this
+process remembers: a successor that begins anywhere in between ends at the same point.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from taskd.core.acjob import job as jobs
+from taskd.core.acjob import names, podgroups, pods, services, telling, validation
+from taskd.core.acjob import status as statuses
+from taskd.core.acjob.decide import decide
+from taskd.core.acjob.job import Job, Slot
+from taskd.core.acjob.quantities import QuantityError
+from taskd.core.acjob.seen import Failure, PodGroupSeen, ServiceSeen, Snapshot
+from taskd.core.acjob.status import Status, stamp
+from taskd.kube.objects import Json, Pod
+from taskd.kube.resources import ASCENDJOB
+from taskd.kube.store import Change
+from taskd.operator.carrier import MANAGER, Carrier, pod_group_manifest
+from taskd.operator.cluster import Cluster, owner_keys
+from taskd.operator.ranktables import RankTables
+from taskd.operator.views import see_group, slot_of, version_of
+
+Key = tuple[str, str]
+ROUNDS = 32
+_CONDITIONS = (names.SYNC_POD_GROUP_FAILED, names.SYNC_SERVICE_FAILED, names.POD_CREATE_FAILED)
+log = structlog.get_logger()
+
+
+class Recorder(Protocol):
+    """Tells people: as Events of the job."""
+
+    def tell(self, raw: Json, reason: str, message: str, *, warning: bool) -> None:
+        """Record an Event; never waits, never fails."""
+
+
+class Later(Protocol):
+    """The work queue, as far as a reconcile needs it."""
+
+    def add_after(self, key: Key, delay_s: float) -> None:
+        """Look at the key again after so many seconds."""
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Looks after the jobs; one call of `reconcile` at a time for each."""
+
+    cluster: Cluster
+    carrier: Carrier
+    tables: RankTables
+    recorder: Recorder
+    later: Later
+    clock: Callable[[], float] = time.time
+    status_delay_s: float = 0.5
+    stored: Callable[[Json, Status, Status], None] = lambda _raw, _before, _after: None
+    departed: dict[str, dict[Slot, int]] = field(default_factory=dict)
+    """Pods that were seen to go, by the UID of their job."""
+    _unwritten: dict[str, float] = field(default_factory=dict)
+    _told: dict[str, int] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------ what is seen
+
+    def pod_changed(self, change: Change, old: Pod | None, new: Pod | None) -> None:
+        """Remember that a pod has gone which nobody here has deleted."""
+        pod = old or new
+        if change is not Change.DELETED or pod is None:
+            return
+        if pod.metadata.uid in self.carrier.own_deletes:
+            self.carrier.own_deletes.discard(pod.metadata.uid)
+            return
+        slot = slot_of(pod)
+        if slot is not None and pod.metadata.annotations.get(names.POD_TYPE) != names.BACKUP:
+            losses = self.departed.setdefault(pod.metadata.controller_uid, {})
+            losses[slot] = max(losses.get(slot, 0), version_of(pod))
+
+    def keys_of(self, pod: Pod | None) -> set[Key]:
+        """The jobs that a pod concerns."""
+        return set() if pod is None else set(owner_keys(pod))
+
+    async def _snapshot(self, raw: Json, job: Job | None, failures: tuple[Failure, ...]) -> Snapshot:
+        uid = raw["metadata"]["uid"]
+        found = self.cluster.pods_of(uid)
+        return Snapshot(
+            raw=raw,
+            pods=found,
+            gang=self.cluster.gang,
+            pod_group=self._group(job) if job else None,
+            service=self._service(job) if job else None,
+            needs_service=job is not None and job.leader is not None,
+            extras=uid in self.carrier.equipped,
+            missing_queue=self.cluster.missing_queue(raw),
+            nodes=await self.cluster.lost_nodes(found),
+            departed=self.departed.get(uid, {}),
+            failures=failures,
+        )
+
+    def _group(self, job: Job) -> PodGroupSeen | None:
+        if self.cluster.groups is None:
+            return None
+        group = self.cluster.groups.get(job.namespace, job.pod_group)
+        if group is None or group.metadata.controller_uid != job.uid:
+            return None
+        paused = group.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
+        try:
+            wanted = pod_group_manifest(job, paused=paused)["metadata"]["annotations"][names.APPLIED]
+        except QuantityError:
+            wanted = ""
+        return see_group(group, wanted)
+
+    def _service(self, job: Job) -> ServiceSeen | None:
+        name = services.leader_service_name(job)
+        service = self.cluster.services.get(job.namespace, name) if name else None
+        if service is None or service.metadata.controller_uid != job.uid:
+            return None
+        wanted = services.leader_service(job)
+        ports = {(port["name"], port["port"]) for port in wanted["spec"]["ports"]} if wanted else set()
+        current = {(port.name, port.port) for port in service.spec.ports} == ports
+        return ServiceSeen(service.spec.cluster_ip, current=current and not service.metadata.is_terminating)
+
+    # ---------------------------------------------------------------------------------- one job
+
+    async def reconcile(self, key: Key) -> bool:
+        """Bring the job on; False where something was refused and has to be tried again."""
+        raw = self.cluster.jobs.get(*key)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            self._forget(raw)
+            return True
+        failures: tuple[Failure, ...] = ()
+        for _ in range(ROUNDS):
+            job = _readable(raw)
+            decision = decide(await self._snapshot(raw, job, failures), self.clock())
+            if decision.status_first:
+                raw = await self._store(raw, decision.status)
+                if not decision.actions:
+                    continue
+            if not decision.actions or failures:
+                await self._conclude(key, raw, decision.status, decision.wake_at)
+                if job is not None and not decision.status.completion_time:
+                    await self.tables.sync(job, self.cluster.pods_of(job.uid))
+                return not failures
+            assert job is not None  # noqa: S101 - an unreadable job has no actions
+            leader_ip = decision.status.leader_ip
+            failures = await self.carrier.carry(job, decision.actions, leader_ip=leader_ip)
+            if failures and not any(failure.reason in _CONDITIONS for failure in failures):
+                # Nothing that the job's state speaks of: an Event says so, and it is tried again.
+                for failure in failures:
+                    self.recorder.tell(raw, failure.reason, failure.message, warning=True)
+                return False
+            failures = tuple(failure for failure in failures if failure.reason in _CONDITIONS)
+            current = self.cluster.jobs.get(*key)
+            if current is None or current["metadata"]["uid"] != raw["metadata"]["uid"]:
+                return True
+            raw = current
+        log.error("no_end_in_sight", job="/".join(key), rounds=ROUNDS)
+        return False
+
+    async def _conclude(self, key: Key, raw: Json, status: Status, wake_at: float | None) -> None:
+        before = statuses.read(raw)
+        uid = raw["metadata"]["uid"]
+        self._warn_once(raw)
+        if wake_at is not None:
+            self.later.add_after(key, max(0.05, wake_at - self.clock()))
+        if status == before:
+            self._unwritten.pop(uid, None)
+            return
+        now = self.clock()
+        since = self._unwritten.setdefault(uid, now)
+        if not telling.urgent(before, status) and now < since + self.status_delay_s:
+            self.later.add_after(key, since + self.status_delay_s - now)
+            return
+        await self._store(raw, status)
+
+    async def _store(self, raw: Json, status: Status) -> Json:
+        """Write the status, unless it says that already; returns the job as it is now."""
+        before = statuses.read(raw)
+        if status == before:
+            return raw
+        metadata = raw["metadata"]
+        body: dict[str, Any] = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            # The UID keeps the status of a job that is gone from a new one of the same name.
+            "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
+            "status": {**status.as_json(), "lastReconcileTime": stamp(self.clock())},
+        }
+        stored = await self.cluster.client.apply(
+            ASCENDJOB,
+            metadata["namespace"],
+            metadata["name"],
+            body,
+            field_manager=MANAGER,
+            subresource="status",
+        )
+        self._unwritten.pop(metadata["uid"], None)
+        self.cluster.jobs.assume(stored)
+        self.stored(raw, before, status)
+        for note in telling.notes(before, status):
+            self.recorder.tell(raw, note.reason, note.message, warning=note.warning)
+        return stored
+
+    def _warn_once(self, raw: Json) -> None:
+        """Tell what is odd about a job, once for each form of it."""
+        metadata = raw["metadata"]
+        form = int(metadata.get("generation", 0))
+        if self._told.get(metadata["uid"]) == form:
+            return
+        self._told[metadata["uid"]] = form
+        if int((raw.get("status") or {}).get("observedGeneration", -1)) == form:
+            return  # a predecessor of this process has told it
+        problems = validation.validate(raw)
+        for problem in problems:
+            self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)
+        if not problems:
+            for reason, message in pods.warnings(jobs.read(raw), gang=self.cluster.gang):
+                self.recorder.tell(raw, reason, message, warning=True)
+
+    def _forget(self, raw: Json | None) -> None:
+        uids = {raw["metadata"]["uid"]} if raw else set()
+        alive = {job["metadata"]["uid"] for job in self.cluster.jobs.store} - uids
+        for memory in (self.departed, self._unwritten, self._told):
+            for uid in [uid for uid in memory if uid not in alive]:
+                del memory[uid]
+        self.carrier.equipped.intersection_update(alive)
+        self.tables.forget(alive)
+
+
+def _readable(raw: Json) -> Job | None:
+    """The job, where it can be read at all; one with problems may not be."""
+    if validation.validate(raw) and not statuses.read(raw).completion_time:
+        return None
+    return jobs.read(raw)

@@ -1,0 +1,227 @@
+"""A small cluster without machinery: carries out decisions on values, so that whole histories can be told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taskd.core.acjob import actions as acts
+from taskd.core.acjob import job as jobs
+from taskd.core.acjob import names, switching
+from taskd.core.acjob.decide import decide
+from taskd.core.acjob.job import Slot
+from taskd.core.acjob.seen import Ended, Failure, Nodes, PodGroupSeen, PodSeen, ServiceSeen, Snapshot
+
+NOW = 1_800_000_000.0
+
+
+def raw_job(**changes: Any) -> dict[str, Any]:
+    """A PyTorch job of one Master and `workers` Workers; `labels`, `policy` and others can be given."""
+    workers = changes.get("workers", 1)
+    container = {"name": "ascend", "image": "train:1"}
+    spec = {
+        "restartPolicy": changes.get("restart", "Never"),
+        "template": {"spec": {"containers": [container]}},
+    }
+    replicas: dict[str, Any] = {"Master": {"replicas": 1, **spec}}
+    if workers:
+        replicas["Worker"] = {"replicas": workers, **copy.deepcopy(spec)}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {
+            "name": "test-job",
+            "namespace": "default",
+            "uid": "u-1",
+            "generation": 1,
+            "labels": {"framework": "pytorch", **changes.get("labels", {})},
+            "annotations": changes.get("annotations", {}),
+        },
+        "spec": {
+            "replicaSpecs": replicas,
+            "runPolicy": changes.get("policy", {}),
+            "successPolicy": changes.get("success", ""),
+        },
+    }
+
+
+class Killed(Exception):
+    """The controller died at this write."""
+
+
+@dataclass
+class Play:
+    """A job, its pods, and a controller that can die at any write."""
+
+    raw: dict[str, Any]
+    gang: bool = True
+    phase: str = "Running"
+    pods: dict[str, PodSeen] = field(default_factory=dict)
+    group: PodGroupSeen | None = None
+    service: ServiceSeen | None = None
+    extras: bool = False
+    gone: frozenset[str] = frozenset()
+    unreachable: frozenset[str] = frozenset()
+    departed: dict[Slot, int] = field(default_factory=dict)
+    now: float = NOW
+    writes: int = 0
+    kill_at: int | None = None
+    refuse: Callable[[acts.Action], Failure | None] = lambda _action: None
+    deleted: list[str] = field(default_factory=list)
+    deleted_job: bool = False
+    born: int = 0
+    wake_at: float | None = None
+
+    # ------------------------------------------------------------------------------ the controller
+
+    def reconcile(self) -> None:
+        """Look, decide, do, until nothing is left to do."""
+        failures: tuple[Failure, ...] = ()
+        for _ in range(40):
+            decision = decide(self.seen(failures), self.now)
+            self.wake_at = decision.wake_at
+            if decision.status_first:
+                self._store(decision)
+                if not decision.actions:
+                    continue
+            if not decision.actions or failures:
+                self._store(decision)
+                return
+            done = [self._do(action) for action in decision.actions]
+            failures = tuple(failure for failure in done if failure is not None)
+            if self.deleted_job:
+                return
+        raise AssertionError("the decisions do not come to an end")
+
+    def crash(self) -> None:
+        """A new controller: it remembers nothing."""
+        self.departed = {}
+        self.kill_at = None
+
+    def seen(self, failures: tuple[Failure, ...] = ()) -> Snapshot:
+        return Snapshot(
+            raw=self.raw,
+            pods=list(self.pods.values()),
+            gang=self.gang,
+            pod_group=self.group,
+            service=self.service,
+            extras=self.extras,
+            nodes=Nodes(self.gone, self.unreachable),
+            departed=dict(self.departed),
+            failures=failures,
+        )
+
+    def _write(self) -> None:
+        self.writes += 1
+        if self.kill_at is not None and self.writes == self.kill_at:
+            raise Killed
+
+    def _store(self, decision: acts.Decision) -> None:
+        content = decision.status.as_json()
+        requests = self.raw.get("status", {}).get("requests")
+        if requests:
+            content["requests"] = requests
+        if content != self.raw.get("status"):
+            self._write()
+            self.raw["status"] = content
+
+    def _do(self, action: acts.Action) -> Failure | None:
+        refused = self.refuse(action)
+        if refused is not None:
+            return refused
+        job = jobs.read(self.raw)
+        match action:
+            case acts.SyncPodGroup():
+                self._write()
+                self.group = PodGroupSeen(phase=self.phase)
+            case acts.SyncService(ip=ip):
+                self._write()
+                self.service = ServiceSeen(ip or f"10.0.0.{self.writes}")
+            case acts.SyncExtras():
+                self._write()
+                self.extras = True
+            case acts.CreatePods(slots=slots, version=version):
+                for slot in slots:
+                    self._write()
+                    self._born(job.pod_name(slot), slot, version, {})
+            case acts.CreateBackup():
+                self._write()
+                marks = {
+                    names.HOT_SWITCH: "true",
+                    names.POD_TYPE: names.BACKUP,
+                    names.BACKUP_SOURCE: action.source,
+                }
+                name = switching.backup_name(action.source, action.source_uid)
+                self._born(name, action.slot, action.version, marks)
+            case acts.DeletePod():
+                self._write()
+                self.deleted.append(action.name)
+                self.pods.pop(action.name, None)
+            case acts.AnnotatePod():
+                self._write()
+                pod = self.pods[action.name]
+                kept = {**pod.annotations, **action.annotations}
+                marks = {key: value for key, value in kept.items() if value is not None}
+                self.pods[action.name] = replace(pod, annotations=marks)
+            case acts.DeletePodGroup():
+                self._write()
+                self.group = None
+            case acts.DeleteJob():
+                self._write()
+                self.deleted_job = True
+        return None
+
+    def _born(self, name: str, slot: Slot, version: int, marks: dict[str, str]) -> None:
+        assert name not in self.pods, f"{name} is created twice"
+        self.born += 1
+        self.pods[name] = PodSeen(name, f"uid-{self.born}", slot, version, annotations=marks)
+
+    # -------------------------------------------------------------------------------- the cluster
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.pods[name] = replace(self.pods[name], **changes)
+
+    def run_all(self) -> None:
+        """Every pod that waits starts."""
+        for name, pod in self.pods.items():
+            if pod.phase == "Pending" and not pod.deleting:
+                self.change(name, phase="Running", node=pod.node or "node-1")
+
+    def fail(self, name: str, code: int = 1, **more: Any) -> None:
+        self.change(name, phase="Failed", ended=(Ended("ascend", code),), **more)
+
+    def lose(self, name: str) -> None:
+        """Somebody deletes the pod, and the controller sees it go."""
+        pod = self.pods.pop(name)
+        assert pod.slot is not None
+        if not pod.backup:
+            self.departed[pod.slot] = pod.version
+
+    def start(self) -> Play:
+        """Bring the job to Running."""
+        self.reconcile()
+        self.run_all()
+        self.reconcile()
+        assert self.state == "Running", self.status
+        return self
+
+    # ----------------------------------------------------------------------------------- questions
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.raw.get("status", {})
+        return found
+
+    @property
+    def last(self) -> dict[str, str]:
+        found: dict[str, str] = self.status["conditions"][-1]
+        return found
+
+    @property
+    def state(self) -> str:
+        return self.last["type"]
+
+    def condition(self, kind: str) -> dict[str, str] | None:
+        return next((entry for entry in self.status["conditions"] if entry["type"] == kind), None)

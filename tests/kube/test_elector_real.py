@@ -27,11 +27,12 @@ LONG = LeaseTimes(duration_s=60, renew_deadline_s=40, retry_s=10)
 
 # Writes a number into a ConfigMap as fast as it can while it leads; whoever leads next continues the count.
 SCRIPT = """
-import asyncio, sys
+import asyncio, contextlib, sys
 from taskd.core.lease import LeaseTimes
 from taskd.kube.client import KubeClient
 from taskd.kube.config import load_config
 from taskd.kube.elector import Elector
+from taskd.kube.errors import ApiUnreachable
 from taskd.kube.resources import CONFIG_MAP
 
 async def main(kubeconfig, namespace, me):
@@ -41,7 +42,9 @@ async def main(kubeconfig, namespace, me):
         async def work():
             print("leading", flush=True)
             while True:
-                await writer.patch(CONFIG_MAP, namespace, "count", {"data": {"by": me}})
+                # A write that was under way while the process was stopped has lost its connection.
+                with contextlib.suppress(ApiUnreachable):
+                    await writer.patch(CONFIG_MAP, namespace, "count", {"data": {"by": me}})
                 await asyncio.sleep(0.005)
         try:
             await elector.lead(work)

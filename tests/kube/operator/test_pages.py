@@ -37,7 +37,7 @@ def test_health_readiness_and_metrics(
     site.kube.kubectl(
         "-n", site.namespace, "delete", "pod", f"{name}-worker-0", "--grace-period=0", "--force"
     )
-    site.wait_state(name, "Restarting")
+    until(lambda: site.status(name)["restarts"] == 1)
     site.wait_state(name, "Running")
     code, text = page(controller, "/metrics")
     assert code == 200

@@ -15,7 +15,10 @@ PUBLISHED_SHA256 = "cd0414fb44ab2259f3a60820e5e1ff65ba2df0dd6c789575f573f8b5ea9c
 GUIDES = {
     "pytorch_hot_switching.yaml": ({"subHealthyStrategy": "hotSwitch"}, {}),
     "pytorch_process_rescheduling.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "recover"}),
-    "pytorch_recover_in_place.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "recover-in-place"}),
+    "pytorch_recover_in_place.yaml": (
+        {"fault-scheduling": "grace"},
+        {"recover-strategy": "recover-in-place"},
+    ),
     "pytorch_online_recovery.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "retry"}),
 }
 
@@ -83,7 +86,10 @@ def test_the_pods_of_a_sample_are_pods(cluster: Cluster, namespace: str, path: P
             "spec": {**template["spec"], "restartPolicy": spec["restartPolicy"]},
         }
         cluster.api.request(
-            "POST", f"/api/v1/namespaces/{namespace}/pods", pod, query={"dryRun": "All", "fieldValidation": "Strict"}
+            "POST",
+            f"/api/v1/namespaces/{namespace}/pods",
+            pod,
+            query={"dryRun": "All", "fieldValidation": "Strict"},
         )
 
 
@@ -103,4 +109,6 @@ def test_every_promise_is_in_the_table() -> None:
     for number, tests in rows:
         for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
             text = (ROOT / "tests" / file).read_text("utf-8")
-            assert re.search(rf"^ *(?:async )?def {test}\(", text, re.MULTILINE), f"S4-{number}: {file}::{test}"
+            assert re.search(rf"^ *(?:async )?def {test}\(", text, re.MULTILINE), (
+                f"S4-{number}: {file}::{test}"
+            )

@@ -203,3 +203,16 @@ async def test_an_undecodable_event_is_not_taken_for_the_end() -> None:
 
         assert bad["metadata"]["uid"] == next(iter(s.informer.store)).metadata.uid
         assert 2 == s.informer.stats.lists
+
+
+async def test_one_bad_object_does_not_hide_the_others() -> None:
+    """It does not fit its view: it is left out, in the list and in the watch, and the rest is served."""
+    api = FakeApi()
+    api.put(pod("good"))
+    api.put({**pod("bad"), "status": {"phase": 7}})
+    async with scene(api) as s:
+        assert {"good"} == s.names()
+
+        api.put({**pod("worse"), "status": []})
+        api.put(pod("later"))
+        await until(lambda: s.names() == {"good", "later"})

@@ -120,7 +120,11 @@ class Informer(Generic[T]):
     # ---------------------------------------------------------------------------------------- the writer
 
     def assume(self, obj: T) -> bool:
-        """Put the answer to a create or a patch of ours into the store, if it is newer."""
+        """Put the answer to a create or a patch of ours into the store, if it is newer.
+
+        Only for objects that the selector chooses: the watch says nothing of others, so one of them would
+        stay here until the next list.
+        """
         return self.store.assume(obj)
 
     def assume_deleted(self, uid: str) -> bool:

@@ -26,7 +26,7 @@ from taskd.core.acjob.actions import (
 )
 from taskd.core.acjob.conditions import Condition
 from taskd.core.acjob.finishing import clean_up, deadline_at, has_succeeded
-from taskd.core.acjob.job import Job, Slot
+from taskd.core.acjob.job import Job
 from taskd.core.acjob.seen import FAILED, PENDING, RUNNING, SUCCEEDED, Snapshot, roster
 from taskd.core.acjob.status import Status, stamp
 
@@ -55,12 +55,7 @@ def decide(seen: Snapshot, now: float) -> Decision:
 
 
 def _tell(status: Status, news: Condition, now: float) -> Status:
-    told = status.conditions
-    if not told and news.type != names.CREATED:
-        # However fast a job is: that it was created stands before all that follows.
-        created = Condition(names.CREATED, names.JOB_CREATED, "Job is created.")
-        told = conditions.tell(told, created, stamp(now))
-    return replace(status, conditions=conditions.tell(told, news, stamp(now)))
+    return replace(status, conditions=conditions.tell(status.conditions, news, stamp(now)))
 
 
 def _created(key: str) -> Condition:
@@ -184,7 +179,7 @@ class _Course:
         if waiting is not None:
             return waiting
         actions = (*self._removals(status), *switching.moves(self.found, current))
-        empty = tuple(slot for slot in self.job.slots() if slot not in self.found.regular)
+        empty = self.found.empty
         if empty and not has_succeeded(self.job, self.found):
             actions = (*actions, CreatePods(empty, current))
         return self._state(status, actions)
@@ -225,21 +220,19 @@ class _Course:
             status = replace(status, completion_time=stamp(self.now), stable=False)
             status = _tell(status, Condition(names.SUCCEEDED, names.JOB_SUCCEEDED, message), self.now)
             return Decision(status, status_first=True)
-        slots = list(job.slots())
-        if all(found.at_work(slot) for slot in slots):
+        idle = found.idle()
+        if not idle:
             status = replace(status, stable=True, whole_job=False)
             told = Condition(names.RUNNING, names.JOB_RUNNING, f"Job {job.key} is running.")
         elif status.restarts or status.stable:
             told = conditions.find(status.conditions, names.RESTARTING) or Condition(
-                names.RESTARTING, names.JOB_RESTARTING, restarts.restarting_message(job, self._halt(slots))
+                names.RESTARTING,
+                names.JOB_RESTARTING,
+                restarts.restarting_message(job, [slot.kind for slot in idle]),
             )
         else:
             told = _created(job.key)
         return Decision(_tell(status, told, self.now), actions)
-
-    def _halt(self, slots: list[Slot]) -> list[str]:
-        """The types of the pods that are not at work."""
-        return [slot.kind for slot in slots if not self.found.at_work(slot)]
 
     def _counted(self, status: Status) -> Status:
         """The status with the pods counted anew."""

@@ -182,12 +182,11 @@ def _only_pods(job: Job) -> bool:
 def _missing(
     job: Job, found: Roster, departed: Mapping[Slot, int], current: int, now: str, *, whole_before: bool
 ) -> Restart | None:
-    empty = tuple(slot for slot in job.slots() if slot not in found.regular)
-    lost = [slot for slot in empty if whole_before or departed.get(slot, -1) >= current]
+    lost = [slot for slot in found.empty if whole_before or departed.get(slot, -1) >= current]
     if not lost:
         return None
     fault = faults.lost(job.pod_name(lost[0]), POD_LOST, "", now)
-    return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=empty)
+    return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=found.empty)
 
 
 def _resized(job: Job, found: Roster, current: int, now: str) -> Restart | None:

@@ -12,7 +12,7 @@ import pytest
 from taskd.testing.kube import Cluster, Kubelets, Nodes, User, VolcanoStandIn, install_crds
 from tests.deploy.conftest import control_plane
 from tests.deploy.rights import GRANTED, GRANTED_AT_HOME
-from tests.deploy.support import BASE, wait_until_served
+from tests.deploy.support import BASE, EXAMPLES, load, wait_until_served
 from tests.kube.operator.site import Site, until
 from tests.kube.operator.town import NPU, job
 
@@ -145,6 +145,31 @@ def test_without_a_right_the_controller_says_what_is_missing(
 
         installed.api.patch(role, {"rules": rules})
         site.wait_state("poor", "Running", limit_s=60)
+
+
+def test_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None:
+    """Applied with kubectl as it is, each becomes Running with all of its pods and without a warning."""
+    nodes = Nodes(installed)
+    nodes.add(8, labels={"example-key": "example-value"})
+    nodes.add(4, capacity={"nvidia.com/gpu": 8})
+    with installed.namespace() as namespace:
+        site = Site(installed, namespace)
+        for path in EXAMPLES:
+            (sent,) = load(path.read_text("utf-8"))
+            name = sent["metadata"]["name"]
+            installed.kubectl("apply", "-n", namespace, "-f", str(path))
+
+            site.wait_state(name, "Running", limit_s=40)
+
+            roles = sent["spec"]["replicaSpecs"]
+            wanted = {f"{name}-{role.lower()}-{i}" for role in roles for i in range(roles[role]["replicas"])}
+            assert wanted == site.pods(name).keys()
+            assert sent["spec"] == site.job(name)["spec"]
+            assert [] == [event for event in site.events(name) if event[0] == "Warning"]
+            site.delete(name)
+            # The next one needs the room.
+            site.wait_pods(name, 0, limit_s=40)
+    assert "look_broke" not in log.read_text()
 
 
 def granted() -> set[tuple[str, str]]:

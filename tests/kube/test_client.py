@@ -185,6 +185,31 @@ async def test_a_guard_stops_every_write_and_no_reading() -> None:
         await writer.list(POD, "default")
 
 
+async def test_the_guard_is_asked_in_the_moment_of_writing() -> None:
+    """Lost between the call and the bytes: nothing reaches the server, and the client goes on working."""
+    asked = 0
+
+    def guard() -> float:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise NotLeader("lost on the way")
+        return 5.0
+
+    api = FakeApi()
+    async with api.serve() as config, KubeClient(config) as client:
+        writer = client.guarded(guard)
+        with pytest.raises(NotLeader, match="on the way"):
+            await writer.create(POD, "default", pod("a"))
+
+        assert [] == api.seen
+
+        await writer.create(POD, "default", pod("a"))
+
+        assert [b'{"apiVersion":"v1","kind":"Pod"'] == [seen.body[:31] for seen in api.seen]
+        assert "application/json" == api.seen[0].headers["Content-Type"]
+
+
 async def test_every_request_names_us_and_is_counted() -> None:
     """The server's audit log shows who asked; the metrics show what was asked."""
     calls: list[Call] = []

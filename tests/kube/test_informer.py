@@ -1,6 +1,7 @@
 """The informer's store is what the server has, whatever happens on the way."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -216,3 +217,18 @@ async def test_one_bad_object_does_not_hide_the_others() -> None:
         api.put({**pod("worse"), "status": []})
         api.put(pod("later"))
         await until(lambda: s.names() == {"good", "later"})
+
+
+async def test_a_busy_server_is_given_the_time_it_asks_for() -> None:
+    """429 with Retry-After on the watch: not sooner than that."""
+    async with scene() as s:
+        await until(lambda: s.api.count("GET", watch=True) == 1)
+        busy = web.json_response(status(429, "TooManyRequests"), status=429, headers={"Retry-After": "1"})
+        s.api.refusals.append(busy)
+        times = InformerTimes(first_pause_s=0.01, longest_pause_s=5, short_s=0.0)
+        s.informer._times = times
+        began = time.monotonic()
+        await s.api.end_watches()
+        await until(lambda: s.api.count("GET", watch=True) == 3)
+
+        assert time.monotonic() - began >= 1.0

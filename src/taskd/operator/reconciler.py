@@ -216,7 +216,7 @@ class Reconciler:
         self._told[metadata["uid"]] = form
         if int((raw.get("status") or {}).get("observedGeneration", -1)) == form:
             return  # a predecessor of this process has told it
-        problems = validation.validate(raw)
+        problems = validation.validate(raw, missing_queue=self.cluster.missing_queue(raw))
         for problem in problems:
             self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)
         if not problems:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.core.acjob import actions as acts
-from taskd.core.acjob import job as jobs
 from taskd.core.acjob import devices, names, switching
+from taskd.core.acjob import job as jobs
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, Failure, Nodes, PodGroupSeen, PodSeen, ServiceSeen, Snapshot

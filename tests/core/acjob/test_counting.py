@@ -60,3 +60,17 @@ def test_what_was_in_the_way_of_the_pods_is_not_told_for_ever() -> None:
     assert created is not None
     assert (created["status"], created["reason"]) == ("True", "JobCreated")
     assert [entry["type"] for entry in play.status["conditions"]] == ["Created", "Running"]
+
+
+def test_a_change_of_size_reaches_the_pods_that_survived_an_earlier_restart() -> None:
+    play = Play(raw_job(workers=3)).start()
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    play.run_all()
+    play.reconcile()
+    play.raw["spec"]["replicaSpecs"]["Worker"]["replicas"] = 1
+    play.reconcile()
+    play.run_all()
+    play.reconcile()
+    assert {pod.annotations["taskd.io/world-size"] for pod in play.pods.values()} == {"2"}
+    assert play.state == "Running"

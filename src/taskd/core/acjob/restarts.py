@@ -104,18 +104,17 @@ def look(
     now: str,
 ) -> Restart | Hopeless | None:
     """What the pods say: a restart that has to begin, the end of the job, or nothing new."""
-    current = status.restarts
-    fresh = [pod for pod in found.regular.values() if status.stable or pod.version >= current]
+    fresh = [pod for pod in found.regular.values() if status.stable or pod.version >= status.restarts]
     verdict = (
         _failed(job, [pod for pod in fresh if pod.failed], status, now)
         or _node_lost(job, [pod for pod in fresh if nodes.took(pod)], now)
         or _asked(job, found, status, requests, now)
-        or _resized(job, found, current, now)
+        or _resized(job, found, status, now)
         or _missing(job, found, departed, status, now)
     )
     if isinstance(verdict, Restart) and verdict.counts:
         limit = job.restart_limit()
-        if limit is not None and current + 1 - status.voluntary > limit:
+        if limit is not None and status.restarts + 1 - status.voluntary > limit:
             return Hopeless(backoff_message(job), verdict.fault)
     return verdict
 
@@ -205,13 +204,18 @@ def _missing(
     return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=empty)
 
 
-def _resized(job: Job, found: Roster, current: int, now: str) -> Restart | None:
-    """Pods that were told another world size than the job has now cannot train with the others."""
+def _resized(job: Job, found: Roster, status: Status, now: str) -> Restart | None:
+    """Pods that were told another world size than the job has now cannot train with the others.
+
+    Of whatever generation: those that survived earlier restarts too, but not those that this one removes.
+    """
     size = str(devices.world(job).size)
     stale = [
         pod
         for pod in found.regular.values()
-        if pod.version >= current and pod.annotations.get(names.WORLD_SIZE, size) != size and not pod.deleting
+        if pod.annotations.get(names.WORLD_SIZE, size) != size
+        and not pod.deleting
+        and not (status.whole_job and pod.version < status.restarts)
     ]
     if not stale:
         return None

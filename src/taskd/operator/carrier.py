@@ -36,11 +36,14 @@ from taskd.core.acjob.pods import PodMaker
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.seen import Failure
 from taskd.kube.errors import ApiError, ApiUnreachable, KubeError
+from taskd.kube.objects import Service
 from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
 
 MANAGER = "taskd-operator"
 BATCH = 16
+TOO_MANY = 429
+SERVER_ERROR = 500
 log = structlog.get_logger()
 
 
@@ -145,13 +148,29 @@ class Carrier:
         self.cluster.services.assume(service)
         return None
 
-    async def _sync_extras(self, job: Job) -> Failure | None:
-        """Objects that only help. A job is not held up where they are refused.
+    async def _service(self, namespace: str, name: str) -> Service | None:
+        """The Service of that name, whoever made it.
 
-        That is told and tried again.
+        The cache holds only those with our label. Applying over one that it does not hold could take
+        somebody's Service away from him, so the server is asked first.
+        """
+        known = self.cluster.services.get(namespace, name)
+        if known is not None:
+            return known
+        try:
+            return await self.cluster.client.get(SERVICE, namespace, name)
+        except ApiError as error:
+            if error.is_not_found:
+                return None
+            raise
+
+    async def _sync_extras(self, job: Job) -> Failure | None:
+        """Objects that only help. A job is not held up where they are refused; that is told.
+
+        What only failed for now is tried again: a pod may wait for such an object.
         """
         try:
-            if self.cluster.services.get(job.namespace, names.PODS_SERVICE) is None:
+            if await self._service(job.namespace, names.PODS_SERVICE) is None:
                 service = await self.cluster.client.apply(
                     SERVICE,
                     job.namespace,
@@ -163,6 +182,8 @@ class Carrier:
             for manifest in volumes.config_maps(job):
                 await self._create_config_map(job, manifest)
         except ApiError as error:
+            if error.is_conflict or error.status_code >= SERVER_ERROR or error.status_code == TOO_MANY:
+                return _failure(names.SYNC_SERVICE_FAILED, _words(error), error)
             log.warning("extras_refused", job=job.key, error=str(error))
         except ApiUnreachable as error:
             return _failure(names.SYNC_SERVICE_FAILED, _words(error), error)

@@ -123,10 +123,13 @@ class Cluster:
 
 
 def owner_keys(thing: Pod | Service | PodGroup) -> Iterator[tuple[str, str]]:
-    """The job that manages the object, as a key of the work queue."""
+    """The job that the object concerns, as a key of the work queue: the one that manages it."""
     for owner in thing.metadata.owner_references:
         if owner.controller and owner.kind == names.KIND and owner.api_version == names.API_VERSION:
             yield thing.metadata.namespace, owner.name
+    if not thing.metadata.controller_uid and (job := thing.metadata.labels.get(names.JOB_NAME)):
+        # Left behind by a job that is gone: a new one of that name may wait for its place.
+        yield thing.metadata.namespace, job
 
 
 Enqueue = Callable[[tuple[str, str]], None]

@@ -72,6 +72,10 @@ class Reconciler:
     def pod_changed(self, change: Change, old: Pod | None, new: Pod | None) -> None:
         """Remember that a pod has gone which nobody here has deleted."""
         pod = old or new
+        if change is Change.ADDED and pod is not None and pod.metadata.is_terminating:
+            # It was being deleted before this process looked, maybe by a predecessor of it and on purpose.
+            # A job that was whole counts it all the same.
+            self.carrier.own_deletes.add(pod.metadata.uid)
         if change is not Change.DELETED or pod is None:
             return
         if pod.metadata.uid in self.carrier.own_deletes:
@@ -137,6 +141,8 @@ class Reconciler:
         failures: tuple[Failure, ...] = ()
         for _ in range(ROUNDS):
             job = _readable(raw)
+            if job is not None and job.suspend:
+                self.departed.pop(job.uid, None)  # whoever goes now was meant to
             decision = decide(await self._snapshot(raw, job, failures), self.clock())
             if decision.status_first:
                 raw = await self._store(raw, decision.status)

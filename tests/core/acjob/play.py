@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.core.acjob import actions as acts
+from taskd.core.acjob import devices, names, switching
 from taskd.core.acjob import job as jobs
-from taskd.core.acjob import names, switching
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, Failure, Nodes, PodGroupSeen, PodSeen, ServiceSeen, Snapshot
@@ -176,7 +176,8 @@ class Play:
     def _born(self, name: str, slot: Slot, version: int, marks: dict[str, str]) -> None:
         assert name not in self.pods, f"{name} is created twice"
         self.born += 1
-        self.pods[name] = PodSeen(name, f"uid-{self.born}", slot, version, annotations=marks)
+        size = {names.WORLD_SIZE: str(devices.world(jobs.read(self.raw)).size)}
+        self.pods[name] = PodSeen(name, f"uid-{self.born}", slot, version, annotations={**size, **marks})
 
     # -------------------------------------------------------------------------------- the cluster
 

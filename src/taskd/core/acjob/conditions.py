@@ -99,6 +99,18 @@ def tell(conditions: Sequence[Condition], news: Condition, now: str) -> tuple[Co
     return (*_settle([other for other in conditions if other.type != news.type], news.type, now), entry)
 
 
+def mend(conditions: Sequence[Condition], entry: Condition, now: str) -> tuple[Condition, ...]:
+    """The conditions with this entry for its type, in its place: it is true, but it is no news."""
+    current = next((other for other in conditions if other.type == entry.type), None)
+    if current is None:
+        return (replace(entry, updated=now, changed=now), *conditions)
+    if current.says(entry):
+        return tuple(conditions)
+    since = current.changed if current.status == entry.status else now
+    mended = replace(entry, updated=now, changed=since)
+    return tuple(mended if other is current else other for other in conditions)
+
+
 def _settle(conditions: Sequence[Condition], kind: str, now: str) -> tuple[Condition, ...]:
     """Turn False what cannot be true beside an entry of this type."""
     # A job that waits or is halted is no longer at work, and one that was mended no longer failed.

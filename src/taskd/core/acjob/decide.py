@@ -16,6 +16,8 @@ from taskd.core.acjob import job as jobs
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.actions import (
     Action,
+    AnnotatePod,
+    CreateBackup,
     CreatePods,
     Decision,
     DeletePod,
@@ -79,6 +81,10 @@ class _Course:
             handled={name: answer for name, answer in status.handled.items() if name in known},
             leader_ip=status.leader_ip or (seen.service.ip if seen.service else ""),
         )
+        missed = restarts.missed(job, self.found, self.status, seen.departed, stamp(now))
+        if missed is not None:
+            told = Condition(names.RESTARTING, names.JOB_RESTARTING, missed.message)
+            self.status = _tell(missed.status, told, now)
 
     def run(self) -> Decision:
         """From the coarsest question to the finest."""
@@ -138,8 +144,7 @@ class _Course:
     # ------------------------------------------------------------------------------------ restarts
 
     def _restart(self, restart: restarts.Restart) -> Decision:
-        current = restarts.generation(self.status, self.found)
-        status = restarts.begin(self.status, restart, current)
+        status = restarts.begin(self.status, restart)
         status = _tell(
             self._counted(status),
             Condition(names.RESTARTING, names.JOB_RESTARTING, restart.message),
@@ -166,22 +171,20 @@ class _Course:
     # -------------------------------------------------------------------------------------- going on
 
     def _go_on(self) -> Decision:
-        current = restarts.generation(self.status, self.found)
         status = self.status
-        if status.restarts < current:
-            # Pods of a generation that was never stored: the controller died between the two writes.
-            missed = current - status.restarts
-            causes = {**status.causes, restarts.POD_LOST: status.causes.get(restarts.POD_LOST, 0) + missed}
-            status = replace(status, restarts=current, stable=False, whole_job=False, causes=causes)
         if self.seen.failures:
             return self._refused(status)
         waiting = self._supplies(status)
         if waiting is not None:
             return waiting
-        actions = (*self._removals(status), *switching.moves(self.found, current))
+        actions = self._removals(status)
+        leaving = {action.uid for action in actions if isinstance(action, DeletePod)}
+        actions += tuple(
+            move for move in switching.moves(self.found, status.restarts) if _about(move) not in leaving
+        )
         empty = self.found.empty
         if empty and not has_succeeded(self.job, self.found):
-            actions = (*actions, CreatePods(empty, current))
+            actions = (*actions, CreatePods(empty, status.restarts))
         return self._state(status, actions)
 
     def _refused(self, status: Status) -> Decision:
@@ -219,7 +222,7 @@ class _Course:
             message = f"Job {job.key} successfully completed."
             status = replace(status, completion_time=stamp(self.now), stable=False)
             status = _tell(status, Condition(names.SUCCEEDED, names.JOB_SUCCEEDED, message), self.now)
-            return Decision(status, status_first=True)
+            return Decision(self._made(status), status_first=True)
         idle = found.idle()
         if not idle:
             status = replace(status, stable=True, whole_job=False)
@@ -232,7 +235,16 @@ class _Course:
             )
         else:
             told = _created(job.key)
-        return Decision(_tell(status, told, self.now), actions)
+            return Decision(_tell(status, told, self.now), actions)
+        return Decision(self._made(_tell(status, told, self.now)), actions)
+
+    def _made(self, status: Status) -> Status:
+        """The status once nothing is in the way of the job's pods any more.
+
+        What once was (no room, a refusal, a suspension) must not be told for ever beside what the job does.
+        """
+        made = Condition(names.CREATED, names.JOB_CREATED, f"Job {self.job.key} is created.")
+        return replace(status, conditions=conditions.mend(status.conditions, made, stamp(self.now)))
 
     def _counted(self, status: Status) -> Status:
         """The status with the pods counted anew."""
@@ -247,6 +259,15 @@ class _Course:
             replicas={kind: dict(count) for kind, count in counts.items()},
             ready=f"{ready}/{self.job.total}",
         )
+
+
+def _about(move: Action) -> str:
+    """The UID of the pod that a step of a hot switch is about; one that leaves anyway needs no step."""
+    match move:
+        case CreateBackup(source_uid=uid) | AnnotatePod(uid=uid) | DeletePod(uid=uid):
+            return uid
+        case _:
+            return ""
 
 
 def _gate(phase: str, message: str) -> tuple[str, str]:

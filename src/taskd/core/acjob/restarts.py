@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from taskd.core.acjob import devices, faults, names
-from taskd.core.acjob.job import Job, Json, Slot, mapping
+from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
 from taskd.core.acjob.seen import Nodes, PodSeen, Roster
 from taskd.core.acjob.status import Status
 
@@ -67,14 +67,30 @@ def restarting_message(job: Job, kinds: Sequence[str]) -> str:
     return f"Job {job.name} is restarting because {' and '.join(dict.fromkeys(kinds))} replica(s) failed."
 
 
-def generation(status: Status, found: Roster) -> int:
-    """The generation that is wanted; a pod may be ahead of the status, after a crash between two writes."""
-    return max(status.restarts, found.latest)
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A restart that the pods know of and the status does not."""
+
+    status: Status
+    message: str
 
 
-def settled(status: Status, current: int) -> bool:
-    """Whether the pods of this generation have all run together once."""
-    return status.stable and status.restarts == current
+def missed(job: Job, found: Roster, status: Status, departed: Mapping[Slot, int], now: str) -> Missed | None:
+    """What pods of a later generation tell, there or gone by now.
+
+    Pods that were lost are replaced before the status is written, so that the loss costs one write and not
+    two; whoever comes after a crash between the two reads the count off their successors.
+    """
+    ahead = {slot: pod.version for slot, pod in found.regular.items() if pod.version > status.restarts}
+    ahead |= {slot: version for slot, version in departed.items() if version > status.restarts}
+    if not ahead:
+        return None
+    slots = sorted(ahead, key=lambda slot: (slot.kind == WORKER, slot.index))
+    latest = max(ahead.values())
+    causes = {**status.causes, POD_LOST: status.causes.get(POD_LOST, 0) + latest - status.restarts}
+    fault = faults.lost(job.pod_name(slots[0]), POD_LOST, "", now)
+    told = replace(status, restarts=latest, stable=False, whole_job=False, causes=causes, last_fault=fault)
+    return Missed(told, restarting_message(job, [slot.kind for slot in slots]))
 
 
 def look(
@@ -88,35 +104,33 @@ def look(
     now: str,
 ) -> Restart | Hopeless | None:
     """What the pods say: a restart that has to begin, the end of the job, or nothing new."""
-    current = generation(status, found)
-    whole_before = settled(status, current)
-    fresh = [pod for pod in found.regular.values() if whole_before or pod.version >= current]
+    fresh = [pod for pod in found.regular.values() if status.stable or pod.version >= status.restarts]
     verdict = (
         _failed(job, [pod for pod in fresh if pod.failed], status, now)
         or _node_lost(job, [pod for pod in fresh if nodes.took(pod)], now)
         or _asked(job, found, status, requests, now)
-        or _resized(job, found, current, now)
-        or _missing(job, found, departed, current, now, whole_before=whole_before)
+        or _resized(job, found, status, now)
+        or _missing(job, found, departed, status, now)
     )
     if isinstance(verdict, Restart) and verdict.counts:
         limit = job.restart_limit()
-        if limit is not None and current + 1 - status.voluntary > limit:
+        if limit is not None and status.restarts + 1 - status.voluntary > limit:
             return Hopeless(backoff_message(job), verdict.fault)
     return verdict
 
 
-def begin(status: Status, restart: Restart, current: int) -> Status:
+def begin(status: Status, restart: Restart) -> Status:
     """The status once that restart has begun."""
     return replace(
         status,
-        restarts=current + 1,
+        restarts=status.restarts + 1,
         voluntary=status.voluntary + (not restart.counts),
         retries=status.retries + restart.is_retry,
         stable=False,
         whole_job=restart.whole_job,
         causes={**status.causes, restart.cause: status.causes.get(restart.cause, 0) + 1},
         last_fault=restart.fault or status.last_fault,
-        handled={**status.handled, **dict.fromkeys(restart.requests, current + 1)},
+        handled={**status.handled, **dict.fromkeys(restart.requests, status.restarts + 1)},
     )
 
 
@@ -180,22 +194,27 @@ def _only_pods(job: Job) -> bool:
 
 
 def _missing(
-    job: Job, found: Roster, departed: Mapping[Slot, int], current: int, now: str, *, whole_before: bool
+    job: Job, found: Roster, departed: Mapping[Slot, int], status: Status, now: str
 ) -> Restart | None:
-    lost = [slot for slot in found.empty if whole_before or departed.get(slot, -1) >= current]
+    lost = [slot for slot in found.empty if status.stable or departed.get(slot, -1) >= status.restarts]
     if not lost:
         return None
     fault = faults.lost(job.pod_name(lost[0]), POD_LOST, "", now)
     return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=found.empty)
 
 
-def _resized(job: Job, found: Roster, current: int, now: str) -> Restart | None:
-    """Pods that were told another world size than the job has now cannot train with the others."""
+def _resized(job: Job, found: Roster, status: Status, now: str) -> Restart | None:
+    """Pods that were told another world size than the job has now cannot train with the others.
+
+    Of whatever generation: those that survived earlier restarts too, but not those that this one removes.
+    """
     size = str(devices.world(job).size)
     stale = [
         pod
         for pod in found.regular.values()
-        if pod.version >= current and pod.annotations.get(names.WORLD_SIZE, size) != size and not pod.deleting
+        if pod.annotations.get(names.WORLD_SIZE, size) != size
+        and not pod.deleting
+        and not (status.whole_job and pod.version < status.restarts)
     ]
     if not stale:
         return None

@@ -164,12 +164,6 @@ class Roster:
         standby = self.backups.get(pod.name)
         return pod.deleting and standby is not None and standby.alive
 
-    @property
-    def latest(self) -> int:
-        """The newest generation that any pod belongs to."""
-        pods = [*self.regular.values(), *self.backups.values()]
-        return max((pod.version for pod in pods), default=0)
-
 
 def roster(job: Job, pods: Sequence[PodSeen]) -> Roster:
     """Put the pods in their places."""

@@ -1,0 +1,280 @@
+"""The controller is killed at a write; whoever comes next brings the job to the same end.
+
+For each history of a job the undisturbed end is recorded; then the history is told again and again, and each
+time the controller is killed (SIGKILL) at another of its writes: once before the write reaches the API server,
+once after it was done but before the controller learns so. What is left at the end (status, pods with their
+generations and ranks, Services, PodGroups) must be what the undisturbed history left, times and addresses
+aside.
+
+`make test` strikes at two writes of each history. All of them::
+
+    TASKD_KILLS=all pytest tests/kube/operator/test_kills.py
+
+There is one controller at a time, so it runs without a Lease: waiting for one to expire would be most of the
+time. That two never act at once is shown elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn
+from tests.kube.operator.proxy import AFTER, BEFORE, Proxy
+from tests.kube.operator.site import GROUPS, Controller, Json, Site, until
+from tests.kube.operator.small import annotate_pod, delete_pod, small
+
+LONG_S = 60.0
+
+
+class Immortal:
+    """A controller behind a proxy; whenever it is killed another one is started."""
+
+    def __init__(self, kube: Cluster, namespace: str, home: Path) -> None:
+        self.proxy = Proxy(kube, home)
+        self.controller = Controller(
+            self.proxy.kubeconfig, namespace, home / "controller.log", "--no-leader-elect"
+        )
+        self.kills = 0
+        self._ending = False
+        self._died = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self.proxy.kill = self._kill
+
+    def _kill(self) -> None:
+        self.kills += 1
+        process = self.controller.process
+        if process is not None:
+            process.kill()
+        self._died.set()
+
+    def _keep(self) -> None:
+        while not self._ending:
+            if self._died.wait(0.2) and not self._ending:
+                self._died.clear()
+                if self.controller.process is not None:
+                    self.controller.process.wait()
+                self.controller.start()
+
+    def __enter__(self) -> Self:
+        self.proxy.__enter__()
+        self.controller.start()
+        self._keeper.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._ending = True
+        self._keeper.join(30)
+        if self.controller.process is not None:
+            self.controller.kill()
+        self.proxy.__exit__(None, None, None)
+        assert "look_broke" not in self.controller.log.read_text()
+
+
+@pytest.fixture
+def immortal(site: Site, tmp_path: Path) -> Iterator[Immortal]:
+    """A controller that comes back."""
+    with Immortal(site.kube, site.namespace, tmp_path) as found:
+        yield found
+
+
+@dataclass
+class Stage:
+    """Where a history takes place."""
+
+    site: Site
+    nodes: Nodes
+    job: str
+
+    def settled(self, restarts: int = 0) -> None:
+        """Wait until the job runs whole after so many restarts."""
+
+        def there() -> bool:
+            status = self.site.status(self.job)
+            return (
+                status.get("restarts") == restarts
+                and bool(status.get("stable"))
+                and self.site.state(self.job) == "Running"
+            )
+
+        until(there, LONG_S, lambda: f"{self.site.status(self.job)}")
+
+    def fail(self, pod: str, code: int) -> None:
+        self.nodes.wait_phase(self.site.namespace, f"{self.job}-{pod}", "Running")
+        self.nodes.exit(self.site.namespace, f"{self.job}-{pod}", code)
+
+    def suspend(self, *, wish: bool) -> None:
+        self.site.patch(self.job, {"spec": {"runPolicy": {"suspend": wish}}})
+
+
+def lose_a_pod(stage: Stage) -> None:
+    delete_pod(stage.site, f"{stage.job}-worker-0")
+    stage.settled(1)
+
+
+def fail_a_pod(stage: Stage) -> None:
+    stage.fail("worker-0", 1)
+    stage.settled(1)
+
+
+def end_a_pod_by_a_signal(stage: Stage) -> None:
+    stage.fail("worker-0", 137)
+    stage.settled(1)
+
+
+def suspend_and_resume(stage: Stage) -> None:
+    stage.suspend(wish=True)
+    stage.site.wait_state(stage.job, "Created", "JobSuspended", limit_s=LONG_S)
+    until(lambda: not stage.site.pods(stage.job), LONG_S)
+    stage.suspend(wish=False)
+    stage.settled(0)
+
+
+def fail_for_good(stage: Stage) -> None:
+    stage.fail("worker-0", 1)
+    stage.site.wait_state(stage.job, "Failed", "JobFailed", limit_s=LONG_S)
+    until(lambda: not stage.site.pods(stage.job), LONG_S)
+
+
+def switch_a_pod(stage: Stage) -> None:
+    site, source = stage.site, f"{stage.job}-worker-0"
+    annotate_pod(site, source, inHotSwitchFlow="true", needOperatorOpe="create")
+    until(lambda: "backupNewPodName" in site.pod(source)["metadata"]["annotations"], LONG_S)
+    standby = site.pod(source)["metadata"]["annotations"]["backupNewPodName"]
+    stage.nodes.wait_phase(site.namespace, standby, "Running", timeout_s=LONG_S)
+    annotate_pod(site, source, needVolcanoOpe="delete")
+    until(lambda: source not in site.pods(stage.job), LONG_S)
+    until(lambda: "podType" not in site.pod(standby)["metadata"]["annotations"], LONG_S)
+    stage.settled(0)
+
+
+def lose_pods_too_often(stage: Stage) -> None:
+    lose_a_pod(stage)
+    delete_pod(stage.site, f"{stage.job}-worker-0")
+    stage.site.wait_state(stage.job, "Failed", "JobFailed", limit_s=LONG_S)
+
+
+@dataclass(frozen=True)
+class History:
+    """A job, and what happens to it once it runs (or, with `from_start`, until it runs)."""
+
+    what: Callable[[Stage], None]
+    job: dict[str, Any] = field(default_factory=dict)
+    from_start: bool = False
+
+
+HISTORIES = {
+    "start": History(Stage.settled, from_start=True),
+    "pod-lost": History(lose_a_pod),
+    "retry-job": History(fail_a_pod, {"labels": {"fault-retry-times": "2"}}),
+    "retry-pod": History(fail_a_pod, {"labels": {"fault-retry-times": "2", "pod-rescheduling": "on"}}),
+    "exit-code": History(end_a_pod_by_a_signal, {"restart": "ExitCode"}),
+    "suspend": History(suspend_and_resume),
+    "finish": History(fail_for_good, {"policy": {"cleanPodPolicy": "All"}}),
+    "hot-switch": History(switch_a_pod, {"workers": 2}),
+    "backoff": History(lose_pods_too_often, {"policy": {"backoffLimit": 1}}),
+}
+
+
+def left(site: Site, job: str) -> Json:
+    """All that there is of a job, without times and addresses."""
+    raw = site.job(job)
+    status = {key: value for key, value in raw["status"].items() if not key.endswith("Time")}
+    status.pop("masterAddr", None)
+    status["conditions"] = [
+        {key: value for key, value in entry.items() if not key.endswith("Time")}
+        for entry in status["conditions"]
+    ]
+    if "lastFault" in status:
+        status["lastFault"] = {
+            key: v for key, v in status["lastFault"].items() if key not in {"time", "node"}
+        }
+        status["lastFault"]["summary"] = re.sub(r" on node-\d+", "", status["lastFault"]["summary"])
+    pods = {}
+    for name, pod in site.pods(job).items():
+        marks = pod["metadata"]["annotations"]
+        assert pod["metadata"]["ownerReferences"][0]["uid"] == raw["metadata"]["uid"]
+        pods[re.sub(r"-hot-\w+$", "-hot", name)] = (
+            pod["metadata"]["labels"]["version"],
+            pod["metadata"]["labels"]["replica-index"],
+            marks["hccl/rankIndex"],
+            pod["status"]["phase"],
+            sorted(key for key in marks if key.startswith(("need", "backup", "podType", "inHot"))),
+        )
+    groups = site.kube.api.items(GROUPS.format(site.namespace))
+    found = {
+        "status": status,
+        "pods": pods,
+        "services": sorted(name for name in site.services() if name.startswith(job)),
+        "groups": [
+            group["spec"]["minMember"] for group in groups if group["metadata"]["name"].startswith(job)
+        ],
+    }
+    text = re.sub(rf"\b{job}\b", "JOB", repr(found))
+    replaced: Json = eval(text)  # noqa: S307 - our own repr, with the job's name replaced
+    return replaced
+
+
+def tell(stage: Stage, history: History, immortal: Immortal, strike: tuple[int, str] | None) -> Json:
+    """Tell the history with one job, the controller killed at that write; returns what is left at the end."""
+    content = small(stage.job, **history.job)
+
+    def struck(number: int, _what: str) -> str | None:
+        return strike[1] if strike is not None and number == strike[0] else None
+
+    if not history.from_start:
+        stage.site.submit(content)
+        stage.settled()
+    immortal.proxy.writes.clear()
+    immortal.proxy.strike = struck
+    if history.from_start:
+        stage.site.submit(content)
+    history.what(stage)
+    return left(stage.site, stage.job)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_controller_that_dies_at_a_write_is_followed_by_one_that_ends_at_the_same_point(
+    name: str, site: Site, immortal: Immortal, nodes: Nodes, volcano: VolcanoStandIn
+) -> None:
+    """Whatever write it dies at, before or after it is done."""
+    history = HISTORIES[name]
+    nodes.add(2)
+    first = Stage(site, nodes, "job-x")
+    tell(first, history, immortal, None)
+    wanted: list[Json] = []
+
+    def at_rest() -> bool:
+        # Counts of pods may come a little later than the state that the history waits for.
+        wanted.append(left(site, "job-x"))
+        return len(wanted) > 20 and wanted[-20] == wanted[-1]
+
+    until(at_rest, LONG_S)
+    count = len(immortal.proxy.writes)
+    assert count >= 2, immortal.proxy.writes
+    points = [(number, way) for number in range(1, count + 1) for way in (BEFORE, AFTER)]
+    if os.environ.get("TASKD_KILLS") != "all":
+        points = [((count + 1) // 2, AFTER), (max(1, count // 2), BEFORE)]
+    for turn, point in enumerate(points):
+        stage = Stage(site, nodes, f"job-{turn}")
+        found = [tell(stage, history, immortal, point)]
+
+        def same(job: str = stage.job, found: list[Json] = found) -> bool:
+            found.append(left(site, job))
+            return found[-1] == wanted[-1]
+
+        try:
+            until(same, 20)
+        except AssertionError:
+            assert found[-1] == wanted[-1], f"killed {point[1]} write {point[0]} of {immortal.proxy.writes}"
+        stage.site.delete(stage.job)
+    # How many times pods are counted depends on how fast they start, so the last writes may not come.
+    assert immortal.kills >= (len(points) + 1) // 2, immortal.proxy.writes

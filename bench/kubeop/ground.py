@@ -113,9 +113,7 @@ class Ground:
         end = time.monotonic() + limit_s
         while len(turn.created(resource)) < count:
             if time.monotonic() > end:
-                raise TimeoutError(
-                    f"{len(turn.created(resource))} of {count} {resource} after {limit_s:g} s"
-                )
+                raise TimeoutError(f"{len(turn.created(resource))} of {count} {resource} after {limit_s:g} s")
             time.sleep(0.2)
             turn.read(self.kube.audit)
 

@@ -70,7 +70,11 @@ class GoModule:
     def key(self) -> str:
         """Return the name of its directory in the cache."""
         digest = hashlib.sha256()
-        for file in (self.directory / "go.mod", self.directory / "go.sum", *sorted(self.directory.glob("*.go"))):
+        for file in (
+            self.directory / "go.mod",
+            self.directory / "go.sum",
+            *sorted(self.directory.glob("*.go")),
+        ):
             digest.update(file.read_bytes())
         digest.update(json.dumps([self.flags(), dict(self.programs), platform.machine()]).encode())
         return f"{self.name}-{self.version()}-{digest.hexdigest()[:12]}"

@@ -23,7 +23,7 @@ from table import read_load, tell
 
 from kubeop.contestants import OTHERS
 from kubeop.creation import measure_growth, measure_many, measure_one
-from kubeop.ground import Ground
+from kubeop.ground import Ground, Rivals
 from kubeop.idle import measure_idle
 from kubeop.loss import measure_loss
 from taskd.testing.kube import ControlPlane, Unavailable
@@ -38,12 +38,12 @@ def main() -> int:
     before, began = read_load(), time.monotonic()
     tell(before)
     home = Path(tempfile.mkdtemp(prefix="taskd-bench-operator-"))
+    rivals = Rivals.find()
     try:
         # No scheduler: it would write events about each pod that has nowhere to go.
         with ControlPlane(audit=True, scheduler=False) as kube:
             ground = Ground(kube, home)
-            ground.install("training-operator", "manifests/base/crds/kubeflow.org_pytorchjobs.yaml")
-            ground.install("jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml")
+            ground.install(rivals)
             sections = [scene() for scene in _scenes(ground, args)]
     except Unavailable as error:
         tell(f"nothing can be measured: {error}")

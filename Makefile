@@ -28,6 +28,7 @@ help:
 	@echo 'make soak            200 random faults in one run (TASKD_SOAK=N, TASKD_SEED=N)'
 	@echo 'make bench-launcher  detection, replacement and restart times'
 	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
+	@echo 'make bench-operator  the operator on a real API server, beside others (25 min; ARGS=--quick: 3)'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
@@ -115,6 +116,10 @@ bench-launcher: $(STAMP)
 bench-recovery: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python bench/run_recovery.py $(ARGS)
+
+bench-operator: $(STAMP)
+	@$(COMPILE)
+	@$(BIN)/python bench/run_operator.py $(ARGS)
 
 bench-peers: $(STAMP)
 	@bash tools/peers.sh '$(BIN)/python'

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Never
 
@@ -30,15 +31,24 @@ from tests.kube.operator.site import until
 NOT_SHOWN = "nothing is shown about the installation on Kubernetes"
 NAMESPACE = "taskd-system"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/taskd-controller"
-ON_A_CLUSTER = {"cluster", "empty_cluster", "kustomized", "installed"}
+NEEDS = {"cluster", "empty_cluster", "kustomized", "installed", "helm"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder that need a cluster."""
-    here = Path(__file__).parent
+    """Mark what needs a cluster, or the programs that come with it."""
     for item in items:
-        if here in item.path.parents and ON_A_CLUSTER & set(getattr(item, "fixturenames", ())):
+        if NEEDS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kube)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build Helm before the first test, where it is missing: it takes minutes, and tests have limits."""
+    wanted = any("helm" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        # Where it cannot be done the fixture says so.
+        with suppress(Unavailable):
+            require("helm", "kubectl")
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +85,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def helm() -> Path:
     """Helm itself."""
     try:
-        return require("helm")["helm"]
+        return require("helm", "kubectl")["helm"]
     except Unavailable as error:
         _give_up(f"{error}")
 

@@ -43,7 +43,7 @@ def field_of(kind: str, path: str) -> str:
     return ".".join(steps).replace("containers.0", "containers[ascend]")
 
 
-def test_mistakes_are_told_in_the_job_and_harm_nobody(installed: Cluster, log: Path) -> None:
+def test_s4_45_s4_56_mistakes_are_told_in_the_job_and_harm_nobody(installed: Cluster, log: Path) -> None:
     """Thirty kinds at once: each is told with its field, none starts a pod, and a good job runs on."""
     nodes = Nodes(installed)
     nodes.add(16, labels={"example-key": "example-value"})

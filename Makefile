@@ -33,7 +33,7 @@ help:
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
 	@echo 'make crd             deploy/crd/ from tools/crd.yaml and the cluster that kubectl talks to'
-	@echo 'make manifests       the kustomize base from the Helm chart'
+	@echo 'make manifests       what is derived: the kustomize base from the Helm chart, the table of promises'
 	@echo 'make setup           only the environment (the others call it)'
 	@echo 'make clean           remove what was built; make clean-venv removes $(VENV) too'
 
@@ -138,6 +138,7 @@ crd: $(STAMP)
 
 manifests: $(STAMP)
 	@$(BIN)/python tools/manifests.py
+	@$(BIN)/python tools/promises.py
 
 clean:
 	rm -rf build dist taskd_log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

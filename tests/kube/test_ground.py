@@ -107,15 +107,28 @@ def test_every_write_is_in_the_audit_log(kube: Cluster, namespace: str) -> None:
     ]
 
 
-def test_objects_survive_a_killed_api_server(kube: Cluster, namespace: str) -> None:
-    """Kill -9 of the API server loses nothing, and clients find it at the same address."""
-    kube.api.create(f"/api/v1/namespaces/{namespace}/configmaps", {"metadata": {"name": "kept"}})
-    before = kube.apiserver.pid
+def test_objects_survive_a_killed_api_server(own_kube: ControlPlane) -> None:
+    """An API server that is killed loses nothing, and clients find it at the same address."""
+    path = "/api/v1/namespaces/default/configmaps"
+    own_kube.api.create(path, {"metadata": {"name": "kept"}})
+    before = own_kube.apiserver.pid
 
-    kube.restart_apiserver()
+    own_kube.restart_apiserver()
 
-    assert before != kube.apiserver.pid
-    assert kube.api.find(f"/api/v1/namespaces/{namespace}/configmaps/kept") is not None
+    assert before != own_kube.apiserver.pid
+    assert own_kube.api.find(f"{path}/kept") is not None
+
+
+def test_a_paused_api_server_answers_nobody_and_goes_on(own_kube: ControlPlane) -> None:
+    """Paused, it keeps clients waiting; then it answers them."""
+    impatient = own_kube.client(timeout_s=0.5)
+    own_kube.apiserver.pause()
+    with pytest.raises(TimeoutError):
+        impatient.get("/api/v1/namespaces/default")
+
+    own_kube.apiserver.resume()
+
+    assert own_kube.api.get("/api/v1/namespaces/default")
 
 
 def test_nothing_is_left_after_stop(programs: dict[str, Path]) -> None:

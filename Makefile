@@ -63,10 +63,13 @@ test: lint
 	@$(KUBE) build --if-possible
 	@echo 'test: pytest, what is quick, on two cores'
 	@$(BIN)/python -m pytest -n 2 -m 'not slow and not kube' $(ARGS) $(OR_NONE)
-	@echo 'test: pytest, what starts processes, one after the other'
-	@$(BIN)/python -m pytest -m 'slow and not kube' $(ARGS) $(OR_NONE)
-	@echo 'test: pytest, what runs on a real Kubernetes, on two cores'
-	@$(BIN)/python -m pytest -n 2 -m kube $(ARGS) $(OR_NONE)
+ifeq ($(ARGS),)
+	@echo 'test: pytest, what starts processes; beside it, printed after it, what runs on a real Kubernetes'
+	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube'" \
+	    "$(BIN)/python -m pytest -m kube"
+else
+	@$(BIN)/python -m pytest -m 'slow or kube' $(ARGS) $(OR_NONE)
+endif
 	@$(KUBE) shown
 
 test-fast: $(STAMP)

@@ -32,6 +32,7 @@ from taskd.operator.views import see_group, slot_of, version_of
 
 Key = tuple[str, str]
 ROUNDS = 32
+_CONDITIONS = (names.SYNC_POD_GROUP_FAILED, names.SYNC_SERVICE_FAILED, names.POD_CREATE_FAILED)
 log = structlog.get_logger()
 
 
@@ -155,6 +156,12 @@ class Reconciler:
             assert job is not None  # noqa: S101 - an unreadable job has no actions
             leader_ip = decision.status.leader_ip
             failures = await self.carrier.carry(job, decision.actions, leader_ip=leader_ip)
+            if failures and not any(failure.reason in _CONDITIONS for failure in failures):
+                # Nothing that the job's state speaks of: an Event says so, and it is tried again.
+                for failure in failures:
+                    self.recorder.tell(raw, failure.reason, failure.message, warning=True)
+                return False
+            failures = tuple(failure for failure in failures if failure.reason in _CONDITIONS)
             current = self.cluster.jobs.get(*key)
             if current is None or current["metadata"]["uid"] != raw["metadata"]["uid"]:
                 return True

@@ -84,6 +84,14 @@ DIFFERENCES = (
         path=r"Pods/[^/]+/spec/(hostname|subdomain)",
     ),
     Difference(
+        "world-size-mark",
+        "pods keep the world size that they were told when the job is resized, and new ones are told another",
+        "annotation `taskd.io/world-size` on each pod; a resized job restarts as a whole",
+        "processes that count differently never meet",
+        case=".*",
+        path=r"Pods/[^/]+/metadata/annotations/taskd.io~world-size",
+    ),
+    Difference(
         "volumes",
         "volumes for recovery and tracing are left to the user",
         "added, optional and read-only, where nothing is mounted there; annotation `taskd.io/leave-template`",

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from taskd.testing.kube import Cluster, install_crds
+from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn, install_crds
 from tests.kube.operator.site import ROOT, Controller, Site
+from tests.kube.operator.town import Town
+
+EVERYTHING = {
+    "huawei.com/Ascend910": 64,
+    "huawei.com/Ascend910-8c": 8,
+    "huawei.com/npu-core": 64,
+    "nvidia.com/gpu": 64,
+}
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +35,25 @@ def controller(site: Site, tmp_path: Path) -> Iterator[Controller]:
     """A running controller for the test's namespace."""
     process = Controller(site.kube.kubeconfig, site.namespace, tmp_path / "controller.log").start()
     yield process
+    _end(process)
+
+
+@pytest.fixture(scope="module")
+def town(kube: Cluster, crds: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    """For the tests of a module together: a controller, nodes with the sample's label, and Volcano."""
+    nodes = Nodes(kube)
+    with kube.namespace("town") as namespace, VolcanoStandIn(kube) as volcano:
+        nodes.add(4, capacity=EVERYTHING, labels={"example-key": "example-value"})
+        log = tmp_path_factory.mktemp("town") / "controller.log"
+        # Nobody takes over here, so the lease may last; a machine that is busy renews a short one too late.
+        controller = Controller(kube.kubeconfig, namespace, log, "--lease-s", "60").start()
+        yield Town(Site(kube, namespace), controller, nodes, volcano)
+        _end(controller)
+    nodes.remove_all()
+
+
+def _end(process: Controller) -> None:
+    """Stop a controller, and look whether it had anything to complain of."""
     code = process.stop()
     text = process.log.read_text()
     assert code == 0, text

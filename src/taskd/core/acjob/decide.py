@@ -28,7 +28,7 @@ from taskd.core.acjob.actions import (
 )
 from taskd.core.acjob.conditions import Condition
 from taskd.core.acjob.finishing import clean_up, deadline_at, has_succeeded
-from taskd.core.acjob.job import Job, Slot
+from taskd.core.acjob.job import Job
 from taskd.core.acjob.seen import FAILED, PENDING, RUNNING, SUCCEEDED, Snapshot, roster
 from taskd.core.acjob.status import Status, stamp
 
@@ -46,6 +46,9 @@ def decide(seen: Snapshot, now: float) -> Decision:
         # Neither what a job asks for nor what its queue says matters any more once it has ended.
         return clean_up(jobs.read(seen.raw), seen, status, now)
     status = replace(status, observed_generation=int(metadata.get("generation", 0)))
+    if not status.conditions:
+        # Whatever the first news is, the job was created: who waits for that condition need not be quick.
+        status = _tell(status, _created(f"{metadata.get('namespace')}/{metadata.get('name')}"), now)
     problems = validation.validate(seen.raw, missing_queue=seen.missing_queue)
     if problems:
         told = Condition(names.FAILED, names.JOB_INVALID, validation.summary(problems))
@@ -54,12 +57,11 @@ def decide(seen: Snapshot, now: float) -> Decision:
 
 
 def _tell(status: Status, news: Condition, now: float) -> Status:
-    told = status.conditions
-    if not told and news.type != names.CREATED:
-        # However fast a job is: that it was created stands before all that follows.
-        created = Condition(names.CREATED, names.JOB_CREATED, "Job is created.")
-        told = conditions.tell(told, created, stamp(now))
-    return replace(status, conditions=conditions.tell(told, news, stamp(now)))
+    return replace(status, conditions=conditions.tell(status.conditions, news, stamp(now)))
+
+
+def _created(key: str) -> Condition:
+    return Condition(names.CREATED, names.JOB_CREATED, f"Job {key} is created, its pods are starting.")
 
 
 class _Course:
@@ -180,7 +182,7 @@ class _Course:
         actions += tuple(
             move for move in switching.moves(self.found, status.restarts) if _about(move) not in leaving
         )
-        empty = tuple(slot for slot in self.job.slots() if slot not in self.found.regular)
+        empty = self.found.empty
         if empty and not has_succeeded(self.job, self.found):
             actions = (*actions, CreatePods(empty, status.restarts))
         return self._state(status, actions)
@@ -221,19 +223,18 @@ class _Course:
             status = replace(status, completion_time=stamp(self.now), stable=False)
             status = _tell(status, Condition(names.SUCCEEDED, names.JOB_SUCCEEDED, message), self.now)
             return Decision(self._made(status), status_first=True)
-        slots = list(job.slots())
-        if all(found.at_work(slot) for slot in slots):
+        idle = found.idle()
+        if not idle:
             status = replace(status, stable=True, whole_job=False)
             told = Condition(names.RUNNING, names.JOB_RUNNING, f"Job {job.key} is running.")
         elif status.restarts or status.stable:
             told = conditions.find(status.conditions, names.RESTARTING) or Condition(
-                names.RESTARTING, names.JOB_RESTARTING, restarts.restarting_message(job, self._halt(slots))
+                names.RESTARTING,
+                names.JOB_RESTARTING,
+                restarts.restarting_message(job, [slot.kind for slot in idle]),
             )
         else:
-            told = Condition(
-                names.CREATED, names.JOB_CREATED, f"Job {job.key} is created, its pods are starting."
-            )
-            return Decision(_tell(status, told, self.now), actions)
+            return Decision(_tell(status, _created(job.key), self.now), actions)
         return Decision(self._made(_tell(status, told, self.now)), actions)
 
     def _made(self, status: Status) -> Status:
@@ -241,12 +242,8 @@ class _Course:
 
         What once was (no room, a refusal, a suspension) must not be told for ever beside what the job does.
         """
-        made = Condition(names.CREATED, names.JOB_CREATED, f"Job {self.job.key} is created.")
-        return replace(status, conditions=conditions.mend(status.conditions, made, stamp(self.now)))
-
-    def _halt(self, slots: list[Slot]) -> list[str]:
-        """The types of the pods that are not at work."""
-        return [slot.kind for slot in slots if not self.found.at_work(slot)]
+        made = conditions.mend(status.conditions, _created(self.job.key), stamp(self.now))
+        return replace(status, conditions=made)
 
     def _counted(self, status: Status) -> Status:
         """The status with the pods counted anew."""

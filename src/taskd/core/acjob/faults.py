@@ -32,7 +32,7 @@ def describe(pod: PodSeen, kind: str, now: str) -> dict[str, Any]:
         fault |= {"container": ended.container, "exitCode": ended.exit_code}
         signal = ended.signal or max(0, ended.exit_code - RETRYABLE_FROM)
         if signal:
-            fault["signal"] = SIGNALS.get(signal, str(signal))
+            fault["signal"] = signal
         if ended.at:
             fault["time"] = ended.at
     reason = (ended.reason if ended else "") or pod.reason
@@ -65,7 +65,7 @@ def _summary(fault: dict[str, Any]) -> str:
     if fault.get("reason") == "OOMKilled":
         how = "ran out of memory"
     elif "signal" in fault:
-        how = f"was ended by {fault['signal']}"
+        how = f"was ended by {SIGNALS.get(fault['signal'], fault['signal'])}"
     elif "exitCode" in fault:
         how = f"exited with {fault['exitCode']}"
     elif "reason" in fault:

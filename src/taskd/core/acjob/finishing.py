@@ -21,10 +21,8 @@ def has_succeeded(job: Job, found: Roster) -> bool:
     if job.success_policy == "AllWorkers" and WORKER in must:
         per_pod = devices.world(job).per_pod
         must = [kind for kind in must if kind == WORKER or per_pod[kind]]
-    return all(
-        slot in found.regular and found.regular[slot].phase == SUCCEEDED
-        for slot in job.slots()
-        if slot.kind in must
+    return not any(slot.kind in must for slot in found.empty) and all(
+        pod.phase == SUCCEEDED for slot, pod in found.regular.items() if slot.kind in must
     )
 
 

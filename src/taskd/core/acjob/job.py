@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from taskd.core.acjob import names
 
@@ -18,12 +18,14 @@ LEADERS: Final[Mapping[str, str]] = {"pytorch": "Master", "mindspore": "Schedule
 WORKER: Final = "Worker"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Slot:
-    """The place of one pod: a lost pod comes back in the same place, with the same name and rank."""
+class Slot(NamedTuple):
+    """The place of one pod: a lost pod comes back in the same place, with the same name and rank.
+
+    A tuple and not a dataclass: places are keys, and a job may have thousands.
+    """
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody needs here
 
 
 @dataclass(frozen=True, slots=True)

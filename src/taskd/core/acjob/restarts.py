@@ -196,12 +196,11 @@ def _only_pods(job: Job) -> bool:
 def _missing(
     job: Job, found: Roster, departed: Mapping[Slot, int], status: Status, now: str
 ) -> Restart | None:
-    empty = tuple(slot for slot in job.slots() if slot not in found.regular)
-    lost = [slot for slot in empty if status.stable or departed.get(slot, -1) >= status.restarts]
+    lost = [slot for slot in found.empty if status.stable or departed.get(slot, -1) >= status.restarts]
     if not lost:
         return None
     fault = faults.lost(job.pod_name(lost[0]), POD_LOST, "", now)
-    return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=empty)
+    return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=found.empty)
 
 
 def _resized(job: Job, found: Roster, status: Status, now: str) -> Restart | None:

@@ -151,12 +151,16 @@ class Roster:
     """Pods that stand by, by the name of the pod they stand by for."""
     surplus: list[PodSeen]
     """Pods in places that the job does not have (any more), and doubles."""
+    empty: tuple[Slot, ...] = ()
+    """The places that no pod has."""
 
-    def at_work(self, slot: Slot) -> bool:
-        """Whether somebody does the work of this place: its pod, or the one that takes over from it."""
-        pod = self.regular.get(slot)
-        if pod is None or pod.alive:
-            return pod is not None
+    def idle(self) -> list[Slot]:
+        """The places where nobody works: neither the pod nor one that takes over from it."""
+        return [*self.empty, *(slot for slot, pod in self.regular.items() if not self._at_work(pod))]
+
+    def _at_work(self, pod: PodSeen) -> bool:
+        if pod.alive:
+            return True
         standby = self.backups.get(pod.name)
         return pod.deleting and standby is not None and standby.alive
 
@@ -181,4 +185,6 @@ def roster(job: Job, pods: Sequence[PodSeen]) -> Roster:
         ):
             found.regular[pod.slot] = pod
             del found.backups[source]
+    if len(found.regular) < job.total:
+        found.empty = tuple(slot for slot in job.slots() if slot not in found.regular)
     return found

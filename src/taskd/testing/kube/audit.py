@@ -7,7 +7,7 @@ every request, with user, agent, verb, object and answer.
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ class Request:
     code: int
     received_at: str
     uri: str
+    answered_at: str = ""
 
     @property
     def write(self) -> bool:
@@ -93,6 +94,13 @@ class AuditLog:
         )
         return [request for request in found if request.write]
 
+    def follow(self, since: int) -> tuple[list[Request], int]:
+        """Return what has been written after a place, and the next place; for those who look often."""
+        with self._path.open("rb") as file:
+            file.seek(since)
+            whole = file.read().rpartition(b"\n")[0]
+        return [*_parse(whole.splitlines())], since + len(whole) + bool(whole)
+
     def _settle(self) -> None:
         """Wait until the log has caught up.
 
@@ -116,11 +124,14 @@ class AuditLog:
     def _read(self, since: int) -> Iterator[Request]:
         with self._path.open("rb") as file:
             file.seek(since)
-            for line in file:
-                if line.endswith(b"\n"):
-                    entry = json.loads(line)
-                    if entry.get("stage") == "ResponseComplete" or entry.get("verb") == "watch":
-                        yield _request(entry)
+            yield from _parse(line for line in file if line.endswith(b"\n"))
+
+
+def _parse(lines: Iterable[bytes]) -> Iterator[Request]:
+    for line in lines:
+        entry = json.loads(line)
+        if entry.get("stage") == "ResponseComplete" or entry.get("verb") == "watch":
+            yield _request(entry)
 
 
 def _request(entry: dict[str, Any]) -> Request:
@@ -136,4 +147,5 @@ def _request(entry: dict[str, Any]) -> Request:
         code=(entry.get("responseStatus") or {}).get("code", 0),
         received_at=entry.get("requestReceivedTimestamp", ""),
         uri=entry.get("requestURI", ""),
+        answered_at=entry.get("stageTimestamp", ""),
     )

@@ -70,8 +70,12 @@ class GoModule:
     def key(self) -> str:
         """Return the name of its directory in the cache."""
         digest = hashlib.sha256()
-        for file in ("go.mod", "go.sum"):
-            digest.update((self.directory / file).read_bytes())
+        for file in (
+            self.directory / "go.mod",
+            self.directory / "go.sum",
+            *sorted(self.directory.glob("*.go")),
+        ):
+            digest.update(file.read_bytes())
         digest.update(json.dumps([self.flags(), dict(self.programs), platform.machine()]).encode())
         return f"{self.name}-{self.version()}-{digest.hexdigest()[:12]}"
 
@@ -94,6 +98,9 @@ MODULES: Final = (
     GoModule("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "go.etcd.io/etcd/server/v3"}),
     GoModule("kwok", "sigs.k8s.io/kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     GoModule("helm", "helm.sh/helm/v3", {"helm": "helm.sh/helm/v3/cmd/helm"}),
+    # Other operators, for the benchmark alone: a main of ours around their controllers (see main.go there).
+    GoModule("training-operator", "github.com/kubeflow/training-operator", {"training-operator": "."}),
+    GoModule("jobset", "sigs.k8s.io/jobset", {"jobset": "."}),
 )
 
 # What is said where they are missing.
@@ -188,6 +195,25 @@ def build(module: GoModule) -> Path:
             shutil.rmtree(half_made, ignore_errors=True)
         _say(f"built {', '.join(module.programs)} in {time.monotonic() - started:.0f} s")
     return done
+
+
+def module_source(program: str) -> Path:
+    """Return where the sources of a program's module are, which may carry its CRDs; fetched if need be."""
+    command, module = go(), _module_of(program)
+    if command is None:
+        raise Unavailable(f"there is no Go to fetch the sources of {module.name}")
+    done = subprocess.run(
+        [command, "mod", "download", "-json", module.origin],
+        cwd=module.directory,
+        env={**os.environ, "GOWORK": "off", "GOFLAGS": "-mod=readonly"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise Unavailable(f"the sources of {module.origin} cannot be had: {done.stderr.strip()}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def _go_build(command: str, module: GoModule, package: str, output: Path) -> None:

@@ -235,6 +235,8 @@ class ControlPlane(Cluster):
                 f"--audit-policy-file={home / 'audit-policy.yaml'}",
                 f"--audit-log-path={home / 'audit.log'}",
                 "--audit-log-mode=blocking",
+                # One file: marks are places in it, and at 100 MB the server would begin another.
+                "--audit-log-maxsize=100000",
             ]
         return flags
 

@@ -1,0 +1,1 @@
+"""The operator's figures, against a real API server."""

@@ -236,8 +236,7 @@ class _Course:
                 restarts.restarting_message(job, [slot.kind for slot in idle]),
             )
         else:
-            told = _created(job.key)
-            return Decision(_tell(status, told, self.now), actions)
+            return Decision(_tell(status, _created(job.key), self.now), actions)
         return Decision(self._made(_tell(status, told, self.now)), actions)
 
     def _made(self, status: Status) -> Status:
@@ -245,8 +244,8 @@ class _Course:
 
         What once was (no room, a refusal, a suspension) must not be told for ever beside what the job does.
         """
-        made = Condition(names.CREATED, names.JOB_CREATED, f"Job {self.job.key} is created.")
-        return replace(status, conditions=conditions.mend(status.conditions, made, stamp(self.now)))
+        made = conditions.mend(status.conditions, _created(self.job.key), stamp(self.now))
+        return replace(status, conditions=made)
 
     def _counted(self, status: Status) -> Status:
         """The status with the pods counted anew."""

@@ -155,7 +155,8 @@ class ControlPlane(Cluster):
         certificate = self._home / "certificates" / "apiserver.crt"
         deadline = time.monotonic() + START_TIMEOUT_S
         # It is there for a moment before it is filled.
-        while not certificate.exists() or not certificate.read_bytes().endswith(b"-----END CERTIFICATE-----\n"):
+        end = b"-----END CERTIFICATE-----\n"
+        while not certificate.exists() or not certificate.read_bytes().endswith(end):
             for program in self._programs.values():
                 program.check()
             if time.monotonic() > deadline:

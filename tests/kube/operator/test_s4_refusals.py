@@ -63,7 +63,7 @@ def test_s4_40_a_refused_pod_group(kube: Cluster, site: Site, tmp_path: Path) ->
     )
 
     kube.add_user("no-groups", rules=granted)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
     assert 0 == controller.stop()
 
 
@@ -76,7 +76,7 @@ def test_s4_40_a_pod_group_beyond_the_quota(site: Site, patient: Controller) -> 
     assert "exceeded quota: limit" in last["message"]
     assert [] == site.groups()
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_43_a_refused_service(site: Site, patient: Controller) -> None:
@@ -90,7 +90,7 @@ def test_s4_43_a_refused_service(site: Site, patient: Controller) -> None:
     assert {} == site.pods(name)
 
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_43_a_service_that_is_somebody_elses(site: Site, patient: Controller) -> None:
@@ -112,7 +112,7 @@ def test_s4_43_a_service_that_is_somebody_elses(site: Site, patient: Controller)
     assert {} == site.pods(name)
 
     site.kube.api.delete(f"{path}/taken-master-0")
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_44_pods_beyond_the_quota(site: Site, patient: Controller) -> None:
@@ -126,7 +126,7 @@ def test_s4_44_pods_beyond_the_quota(site: Site, patient: Controller) -> None:
     assert ["squeezed-master-0"] == list(site.pods(name))
 
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
     assert 0 == site.status(name)["restarts"]
 
 
@@ -143,7 +143,7 @@ def test_s4_44_a_pod_that_is_none(site: Site, patient: Controller) -> None:
 
     del container["volumeMounts"]
     site.submit(pattern)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_44_a_pod_name_that_is_taken(site: Site, patient: Controller, nodes: Nodes) -> None:
@@ -162,7 +162,7 @@ def test_s4_44_a_pod_name_that_is_taken(site: Site, patient: Controller, nodes: 
     assert (uid, None) == (found["uid"], found.get("ownerReferences"))
 
     site.kube.api.delete(f"{path}/doubled-worker-0", grace_s=0)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_31_s4_44_what_was_refused_is_gone_from_the_state_once_it_is_done(
@@ -173,7 +173,7 @@ def test_s4_31_s4_44_what_was_refused_is_gone_from_the_state_once_it_is_done(
     name = site.submit(job("recovering"))
     site.wait_state(name, "Created", "PodCreateFailed")
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
     kinds = [(c["type"], c["status"]) for c in site.status(name)["conditions"]]
     assert [("Created", "True"), ("Running", "True")] == kinds

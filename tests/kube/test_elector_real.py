@@ -31,25 +31,30 @@ import asyncio, contextlib, sys
 from taskd.core.lease import LeaseTimes
 from taskd.kube.client import KubeClient
 from taskd.kube.config import load_config
-from taskd.kube.elector import Elector
-from taskd.kube.errors import ApiUnreachable
+from taskd.kube.elector import Elector, LeadershipLost
+from taskd.kube.errors import ApiUnreachable, NotLeader
 from taskd.kube.resources import CONFIG_MAP
 
 async def main(kubeconfig, namespace, me):
     async with KubeClient(load_config(kubeconfig)) as client:
         elector = Elector(client, namespace, "lead", me, LeaseTimes(4.0, 2.5, 0.5))
         writer = client.guarded(elector.check)
-        async def work():
-            print("leading", flush=True)
+        async def write():
             while True:
                 # A write that was under way while the process was stopped has lost its connection.
                 with contextlib.suppress(ApiUnreachable):
                     await writer.patch(CONFIG_MAP, namespace, "count", {"data": {"by": me}})
-                await asyncio.sleep(0.005)
+        async def work():
+            print("leading", flush=True)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):  # so that a stop always finds one on its way to the socket
+                    group.create_task(write())
         try:
             await elector.lead(work)
-        except Exception as error:
-            print(type(error).__name__, flush=True)
+        except* NotLeader:
+            print("NotLeader", flush=True)
+        except* LeadershipLost:
+            print("LeadershipLost", flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
 """

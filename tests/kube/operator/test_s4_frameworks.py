@@ -169,7 +169,9 @@ def test_s4_19_s4_55_a_card_that_is_cut_on_demand(town: Town) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "size"), [("gpu", {"nvidia.com/gpu": 4}, "8"), ("cpu", None, "2")], ids=["NVIDIA", "CPU"]
+    ("name", "devices", "size"),
+    [("gpu", {"nvidia.com/gpu": 4}, "8"), ("cpu", None, "2")],
+    ids=["NVIDIA", "CPU"],
 )
 def test_s4_19_s4_55_other_devices_have_no_ascend_variables(
     town: Town, name: str, devices: dict[str, int] | None, size: str

@@ -35,7 +35,12 @@ def quota(site: Site, **hard: str) -> str:
     amounts = {name.replace("__", "/").replace("_", "."): amount for name, amount in hard.items()}
     site.kube.api.apply(
         path,
-        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limit"}, "spec": {"hard": amounts}},
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "limit"},
+            "spec": {"hard": amounts},
+        },
     )
     until(lambda: amounts == (site.kube.api.get(path).get("status") or {}).get("hard"))
     return path
@@ -85,7 +90,9 @@ def test_s4_43_a_refused_service(site: Site, patient: Controller) -> None:
     name = site.submit(job("addressless"))
     last = site.wait_state(name, "Created", "SyncServiceFailed")
 
-    assert last["message"].startswith('unable to sync Service addressless-master-0: services "addressless-master-0"')
+    assert last["message"].startswith(
+        'unable to sync Service addressless-master-0: services "addressless-master-0"'
+    )
     assert "exceeded quota: limit" in last["message"]
     assert {} == site.pods(name)
 
@@ -138,7 +145,9 @@ def test_s4_44_a_pod_that_is_none(site: Site, patient: Controller) -> None:
     name = site.submit(pattern)
     last = site.wait_state(name, "Created", "PodCreateFailed")
 
-    assert last["message"].startswith('failed to create pods of type<Worker>: Pod "misshapen-worker-0" is invalid: ')
+    assert last["message"].startswith(
+        'failed to create pods of type<Worker>: Pod "misshapen-worker-0" is invalid: '
+    )
     assert 'spec.containers[0].volumeMounts[0].name: Not found: "nowhere"' in last["message"]
 
     del container["volumeMounts"]

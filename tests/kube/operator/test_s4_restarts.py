@@ -104,7 +104,10 @@ def test_s4_52_retries_end_with_the_last_of_them(town: Town) -> None:
     town.exit("tried-worker-0")
     last = town.site.wait_state(name, "Failed", "JobFailed")
 
-    assert f"Job {town.namespace}/tried has failed because pod failed and remain retry times is 0." == last["message"]
+    assert (
+        f"Job {town.namespace}/tried has failed because pod failed and remain retry times is 0."
+        == last["message"]
+    )
     assert (2, 2, {"pod-failed": 2}) == tuple(
         town.site.status(name)[field] for field in ("restarts", "retries", "restartCauses")
     )
@@ -136,7 +139,9 @@ def test_s4_28_with_pod_rescheduling_only_the_failed_pod_is_replaced(town: Town)
     assert {"single-worker-1"} == {pod for pod in before if before[pod] != after[pod]}
 
 
-@pytest.mark.parametrize(("code", "state"), [(128, "Running"), (137, "Running"), (1, "Failed"), (127, "Failed")])
+@pytest.mark.parametrize(
+    ("code", "state"), [(128, "Running"), (137, "Running"), (1, "Failed"), (127, "Failed")]
+)
 def test_s4_28_s4_39_exit_code_tells_whether_another_try_helps(town: Town, code: int, state: str) -> None:
     """With `restartPolicy: ExitCode`: from 128 on the pod is replaced, below that it has failed."""
     name = town.running(job(f"exit-{code}", restart_policy="ExitCode"))

@@ -65,7 +65,10 @@ def test_s4_28_restarting_until_the_lost_pod_runs_again(town: Town) -> None:
 
     town.site.wait_state(name, "Running")
     after = town.site.pod("restarting-worker-0")
-    assert before["metadata"]["annotations"]["hccl/rankIndex"] == after["metadata"]["annotations"]["hccl/rankIndex"]
+    assert (
+        before["metadata"]["annotations"]["hccl/rankIndex"]
+        == after["metadata"]["annotations"]["hccl/rankIndex"]
+    )
     assert "Restarting" not in held(town.site.status(name)["conditions"])
     assert 1 == town.site.status(name)["restarts"]
 
@@ -168,7 +171,9 @@ def test_s4_32_to_s4_37_the_form_of_conditions(town: Town) -> None:
         assert len(held(conditions) - {"Created"}) <= 1
         for condition in conditions:
             met.add(condition["type"])
-            assert {"type", "status", "reason", "message", "lastUpdateTime", "lastTransitionTime"} == set(condition)
+            assert {"type", "status", "reason", "message", "lastUpdateTime", "lastTransitionTime"} == set(
+                condition
+            )
             assert all(isinstance(value, str) and value for value in condition.values())
             assert condition["type"] in TYPES
             assert condition["status"] in {"True", "False", "Unknown"}

@@ -225,8 +225,13 @@ def test_s4_21_the_port_of_the_leader(town: Town, ports: list[Json] | None, numb
     name = town.running(pattern)
 
     (container,) = town.site.pod(f"{name}-master-0")["spec"]["containers"]
-    assert {("ascendjob-port", number)} <= {(port["name"], port["containerPort"]) for port in container["ports"]}
+    assert {("ascendjob-port", number)} <= {
+        (port["name"], port["containerPort"]) for port in container["ports"]
+    }
     service = town.site.services()[f"{name}-master-0"]
-    assert ("ascendjob-port", number) == (service["spec"]["ports"][0]["name"], service["spec"]["ports"][0]["port"])
+    assert ("ascendjob-port", number) == (
+        service["spec"]["ports"][0]["name"],
+        service["spec"]["ports"][0]["port"],
+    )
     assert len(service["spec"]["ports"]) == len(container["ports"])
     assert str(number) == town.site.env(f"{name}-worker-0")["MASTER_PORT"]

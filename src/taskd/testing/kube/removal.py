@@ -88,7 +88,8 @@ class Remover:
     def _look(self, pod: Object) -> None:
         meta = pod["metadata"]
         notes = meta.get("annotations") or {}
-        if self._stuck in notes or meta["uid"] in self._asked or pod["spec"].get("nodeName") not in self._nodes:
+        elsewhere = pod["spec"].get("nodeName") not in self._nodes
+        if self._stuck in notes or meta["uid"] in self._asked or elsewhere:
             return
         self._asked.add(meta["uid"])
         delay_s = seconds(notes.get(self._remove_after, "0s"))

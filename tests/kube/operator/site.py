@@ -24,7 +24,7 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""A wait ends when what it waits for is so; only a failure, or a machine that has much else to do, takes long."""
+"""A wait ends when what it waits for is so; only a failure, or a machine with much else to do, takes long."""
 
 
 class Controller:
@@ -182,7 +182,9 @@ class Site:
         return pods
 
 
-def until(look: Callable[[], T | None], limit_s: float = PATIENCE_S, say: Callable[[], str] = lambda: "") -> T:
+def until(
+    look: Callable[[], T | None], limit_s: float = PATIENCE_S, say: Callable[[], str] = lambda: ""
+) -> T:
     """Ask again and again until the answer is true; what it was then."""
     end = time.monotonic() + limit_s
     while True:

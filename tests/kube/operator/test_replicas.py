@@ -111,7 +111,7 @@ def test_after_kill_9_of_the_leader_the_other_goes_on(
 def test_a_leader_that_was_frozen_writes_nothing_after_the_take_over(
     kube: Cluster, site: Site, pair: tuple[Replica, Replica], room: Nodes
 ) -> None:
-    """Stopped amid a burst of pods, it wakes up when another leads: not one request of it reaches the server."""
+    """Stopped amid a burst of pods, it wakes up when another leads: no request of it is sent."""
     first, second = pair
     name = site.submit(job("frozen", workers=119, devices={NPU: 1}))
     until(lambda: len(site.pods(name)) > 20)

@@ -1,4 +1,4 @@
-"""What the API server refuses becomes the job's condition, in the server's words; when the cause goes, it runs.
+"""What the API server refuses becomes the job's condition, in its words; when the cause goes, the job runs.
 
 Every refusal here is the API server's own: by quota, by missing rights, by its check of a pod, or because a
 name is taken.

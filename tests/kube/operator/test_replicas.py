@@ -58,8 +58,8 @@ def pair(kube: Cluster, site: Site, tmp_path: Path) -> Iterator[tuple[Replica, R
     second.process.start(leads=False)
     yield first, second
     for replica in replicas:
-        process = replica.process.process
-        if process is not None and process.poll() is None:
+        running = replica.process.process
+        if running is not None and running.poll() is None:
             replica.send(signal.SIGCONT)
             replica.process.stop()
 

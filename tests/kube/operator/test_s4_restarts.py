@@ -19,6 +19,11 @@ def phases(town: Town, name: str) -> dict[str, str]:
     return {pod: content["status"]["phase"] for pod, content in town.site.pods(name).items()}
 
 
+def wait_restarts(town: Town, name: str, number: int) -> None:
+    """Wait until the job's n-th restart has begun."""
+    until(lambda: town.site.status(name).get("restarts") == number)
+
+
 def wait_restart(town: Town, name: str, number: int) -> None:
     """Wait until the job runs whole again after its n-th restart."""
     until(
@@ -62,7 +67,7 @@ def test_s4_47_s4_39_s4_52_the_sentence_of_a_job_that_tries_again(default: Town)
     default.running(job("test-job", labels={"fault-retry-times": "3"}))
     for number, remaining in ((1, 3), (2, 2)):
         default.exit("test-job-worker-0")
-        until(lambda count=number: default.site.status("test-job").get("restarts") == count)
+        wait_restarts(default, "test-job", number)
         (told,) = [
             condition
             for condition in default.site.status("test-job")["conditions"]

@@ -275,6 +275,8 @@ def differences(written: object, found: object, path: str) -> list[str]:
                     value, found[place] if place < len(found) else None, f"{path}[{place}]"
                 )
             ]
+        case _:
+            pass
     return [] if str(written) == str(found) else [f"{path}: {written} became {found}"]
 
 

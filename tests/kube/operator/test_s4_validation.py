@@ -62,8 +62,8 @@ MISTAKES: list[tuple[str, str, Any, str]] = [
         {"limits": {"huawei.com/Ascend910-8c": "1"}, "requests": {"huawei.com/Ascend910-8c": "1"}},
         (
             f"InvalidVisibleDevices: {BAD}ASCEND_VISIBLE_DEVICES is taken from the "
-            f"annotation {NPU}, but the resource that is requested is huawei.com/Ascend910-8c; they must be the "
-            f"same, or the variable left out ({MASTER}.env[ASCEND_VISIBLE_DEVICES])"
+            f"annotation {NPU}, but the resource that is requested is huawei.com/Ascend910-8c; they must be "
+            f"the same, or the variable left out ({MASTER}.env[ASCEND_VISIBLE_DEVICES])"
         ),
     ),
     (
@@ -257,3 +257,18 @@ def test_s4_21_the_port_of_the_leader(town: Town, ports: list[Json] | None, numb
     )
     assert len(service["spec"]["ports"]) == len(container["ports"])
     assert str(number) == town.site.env(f"{name}-worker-0")["MASTER_PORT"]
+
+
+def test_s4_10_a_change_of_the_job_reaches_the_group(town: Town) -> None:
+    """The PodGroup follows the job while it runs, and no pod is touched for it."""
+    name = town.running(job("regrouped", workers=2))
+    before = {pod: content["metadata"]["uid"] for pod, content in town.site.pods(name).items()}
+    town.site.patch(name, {"spec": {"runPolicy": {"schedulingPolicy": {"minAvailable": 2}}}})
+
+    def group() -> Json:
+        (found,) = [g for g in town.site.groups() if g["metadata"]["ownerReferences"][0]["name"] == name]
+        return found
+
+    until(lambda: group()["spec"]["minMember"] == 2)
+    assert before == {pod: content["metadata"]["uid"] for pod, content in town.site.pods(name).items()}
+    assert "Running" == town.site.state(name)

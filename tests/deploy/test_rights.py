@@ -75,6 +75,14 @@ def live_through_everything(site: Site, nodes: Nodes) -> None:
     site.submit(job("taken"))
     site.wait_state("taken", "Created", "PodCreateFailed", limit_s=40)
 
+    # A job ends well; its group goes.
+    site.submit(job("done"))
+    site.wait_state("done", "Running", limit_s=40)
+    for pod in ("done-master-0", "done-worker-0"):
+        nodes.succeed(namespace, pod)
+    site.wait_state("done", "Succeeded", limit_s=40)
+    until(lambda: not [group for group in site.groups() if group["metadata"]["name"].startswith("done-")], 40)
+
     # A job ends well and is deleted when its time has come.
     site.submit(job("short", policy={"ttlSecondsAfterFinished": 1}))
     site.wait_state("short", "Running", limit_s=40)

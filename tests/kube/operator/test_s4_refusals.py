@@ -4,6 +4,7 @@ Every refusal here is the API server's own: by quota, by missing rights, by its 
 name is taken.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,3 +189,26 @@ def test_s4_31_s4_44_what_was_refused_is_gone_from_the_state_once_it_is_done(
     assert [("Created", "True"), ("Running", "True")] == kinds
     with pytest.raises(ApiError):
         site.kube.api.get(path)
+
+
+def test_s4_43_s4_26_an_address_that_is_taken(site: Site, patient: Controller) -> None:
+    """Pods know the address of their leader, so its Service comes back with that one or says why not."""
+    name = site.submit(job("robbed"))
+    site.wait_state(name, "Running")
+    path = f"/api/v1/namespaces/{site.namespace}/services"
+    address = site.services()["robbed-master-0"]["spec"]["clusterIP"]
+    pods = {pod: content["metadata"]["uid"] for pod, content in site.pods(name).items()}
+    assert patient.process is not None
+    patient.process.send_signal(signal.SIGSTOP)
+    site.kube.api.delete(f"{path}/robbed-master-0")
+    thief = {"metadata": {"name": "thief"}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
+    site.kube.api.create(path, thief)
+    patient.process.send_signal(signal.SIGCONT)
+    last = site.wait_state(name, "Created", "SyncServiceFailed")
+
+    assert "provided IP is already allocated" in last["message"]
+
+    site.kube.api.delete(f"{path}/thief")
+    site.wait_state(name, "Running")
+    assert address == site.services()["robbed-master-0"]["spec"]["clusterIP"]
+    assert pods == {pod: content["metadata"]["uid"] for pod, content in site.pods(name).items()}

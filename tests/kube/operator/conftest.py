@@ -9,12 +9,23 @@ from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn, install_crds
 from tests.kube.operator.site import ROOT, Controller, Site
 from tests.kube.operator.town import Town
 
+HERE = Path(__file__).parent
+LIMIT_S = 400
+"""A test of these is over in seconds where the machine has nothing else to do."""
+
 EVERYTHING = {
     "huawei.com/Ascend910": 64,
     "huawei.com/Ascend910-8c": 8,
     "huawei.com/npu-core": 64,
     "nvidia.com/gpu": 64,
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder time."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,9 @@ GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/{}/podgroups"
 Json = dict[str, Any]
 T = TypeVar("T")
 
+PATIENCE_S = 60.0
+"""A wait ends when what it waits for is so; only a failure, or a machine with much else to do, takes long."""
+
 
 class Controller:
     """`taskd controller` as a process, for one namespace."""
@@ -37,15 +40,20 @@ class Controller:
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
-    def start(self) -> Controller:
-        """Start it, and wait until it leads."""
+    def start(self, *, leads: bool = True) -> Controller:
+        """Start it, and wait until it leads, or until it stands by."""
         self.starts += 1
-        before = self.log.read_text().count('"synced"') if self.log.exists() else 0
+        sign = '"synced"' if leads else '"controller_started"'
+        before = self.log.read_text().count(sign) if self.log.exists() else 0
         with self.log.open("ab") as stream:
             env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
             self.process = subprocess.Popen(self._command, stderr=stream, env=env)
         process = self.process
-        until(lambda: self.log.read_text().count('"synced"') > before or process.poll() is not None)
+        try:
+            until(lambda: self.log.read_text().count(sign) > before or process.poll() is not None)
+        except AssertionError:
+            self.kill()
+            raise
         assert process.poll() is None, self.log.read_text()
         return self
 
@@ -61,7 +69,7 @@ class Controller:
         if self.process is None:
             return 0
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(10)
+        code = self.process.wait(PATIENCE_S)
         self.process = None
         return code
 
@@ -150,7 +158,7 @@ class Site:
 
     # ---------------------------------------------------------------------------------------- waiting
 
-    def wait_state(self, name: str, state: str, reason: str = "", limit_s: float = 15.0) -> Json:
+    def wait_state(self, name: str, state: str, reason: str = "", limit_s: float = PATIENCE_S) -> Json:
         """Wait until the newest condition is of that type (and reason); returns it."""
 
         def there() -> Json | None:
@@ -159,7 +167,7 @@ class Site:
 
         return until(there, limit_s, lambda: f"{name} is {self.status(name)}")
 
-    def wait_pods(self, name: str, count: int, limit_s: float = 15.0) -> dict[str, Json]:
+    def wait_pods(self, name: str, count: int, limit_s: float = PATIENCE_S) -> dict[str, Json]:
         """Wait until the job has so many pods that are not being deleted."""
 
         def there() -> list[dict[str, Json]]:
@@ -174,7 +182,9 @@ class Site:
         return pods
 
 
-def until(look: Callable[[], T | None], limit_s: float = 15.0, say: Callable[[], str] = lambda: "") -> T:
+def until(
+    look: Callable[[], T | None], limit_s: float = PATIENCE_S, say: Callable[[], str] = lambda: ""
+) -> T:
     """Ask again and again until the answer is true; what it was then."""
     end = time.monotonic() + limit_s
     while True:

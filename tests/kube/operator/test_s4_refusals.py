@@ -1,9 +1,10 @@
-"""What the API server refuses becomes the job's condition, in the server's words; when the cause goes, it runs.
+"""What the API server refuses becomes the job's condition, in its words; when the cause goes, the job runs.
 
 Every refusal here is the API server's own: by quota, by missing rights, by its check of a pod, or because a
 name is taken.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_s4_40_a_refused_pod_group(kube: Cluster, site: Site, tmp_path: Path) ->
     )
 
     kube.add_user("no-groups", rules=granted)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
     assert 0 == controller.stop()
 
 
@@ -81,7 +82,7 @@ def test_s4_40_a_pod_group_beyond_the_quota(site: Site, patient: Controller) -> 
     assert "exceeded quota: limit" in last["message"]
     assert [] == site.groups()
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_43_a_refused_service(site: Site, patient: Controller) -> None:
@@ -97,7 +98,7 @@ def test_s4_43_a_refused_service(site: Site, patient: Controller) -> None:
     assert {} == site.pods(name)
 
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_43_a_service_that_is_somebody_elses(site: Site, patient: Controller) -> None:
@@ -119,7 +120,7 @@ def test_s4_43_a_service_that_is_somebody_elses(site: Site, patient: Controller)
     assert {} == site.pods(name)
 
     site.kube.api.delete(f"{path}/taken-master-0")
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_44_pods_beyond_the_quota(site: Site, patient: Controller) -> None:
@@ -133,7 +134,7 @@ def test_s4_44_pods_beyond_the_quota(site: Site, patient: Controller) -> None:
     assert ["squeezed-master-0"] == list(site.pods(name))
 
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
     assert 0 == site.status(name)["restarts"]
 
 
@@ -152,7 +153,7 @@ def test_s4_44_a_pod_that_is_none(site: Site, patient: Controller) -> None:
 
     del container["volumeMounts"]
     site.submit(pattern)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_44_a_pod_name_that_is_taken(site: Site, patient: Controller, nodes: Nodes) -> None:
@@ -171,7 +172,7 @@ def test_s4_44_a_pod_name_that_is_taken(site: Site, patient: Controller, nodes: 
     assert (uid, None) == (found["uid"], found.get("ownerReferences"))
 
     site.kube.api.delete(f"{path}/doubled-worker-0", grace_s=0)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
 
 def test_s4_31_s4_44_what_was_refused_is_gone_from_the_state_once_it_is_done(
@@ -182,9 +183,32 @@ def test_s4_31_s4_44_what_was_refused_is_gone_from_the_state_once_it_is_done(
     name = site.submit(job("recovering"))
     site.wait_state(name, "Created", "PodCreateFailed")
     site.kube.api.delete(path)
-    site.wait_state(name, "Running", limit_s=40)
+    site.wait_state(name, "Running")
 
     kinds = [(c["type"], c["status"]) for c in site.status(name)["conditions"]]
     assert [("Created", "True"), ("Running", "True")] == kinds
     with pytest.raises(ApiError):
         site.kube.api.get(path)
+
+
+def test_s4_43_s4_26_an_address_that_is_taken(site: Site, patient: Controller) -> None:
+    """Pods know the address of their leader, so its Service comes back with that one or says why not."""
+    name = site.submit(job("robbed"))
+    site.wait_state(name, "Running")
+    path = f"/api/v1/namespaces/{site.namespace}/services"
+    address = site.services()["robbed-master-0"]["spec"]["clusterIP"]
+    pods = {pod: content["metadata"]["uid"] for pod, content in site.pods(name).items()}
+    assert patient.process is not None
+    patient.process.send_signal(signal.SIGSTOP)
+    site.kube.api.delete(f"{path}/robbed-master-0")
+    thief = {"metadata": {"name": "thief"}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
+    site.kube.api.create(path, thief)
+    patient.process.send_signal(signal.SIGCONT)
+    last = site.wait_state(name, "Created", "SyncServiceFailed")
+
+    assert "provided IP is already allocated" in last["message"]
+
+    site.kube.api.delete(f"{path}/thief")
+    site.wait_state(name, "Running")
+    assert address == site.services()["robbed-master-0"]["spec"]["clusterIP"]
+    assert pods == {pod: content["metadata"]["uid"] for pod, content in site.pods(name).items()}

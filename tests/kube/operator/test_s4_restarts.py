@@ -19,6 +19,11 @@ def phases(town: Town, name: str) -> dict[str, str]:
     return {pod: content["status"]["phase"] for pod, content in town.site.pods(name).items()}
 
 
+def wait_restarts(town: Town, name: str, number: int) -> None:
+    """Wait until the job's n-th restart has begun."""
+    until(lambda: town.site.status(name).get("restarts") == number)
+
+
 def wait_restart(town: Town, name: str, number: int) -> None:
     """Wait until the job runs whole again after its n-th restart."""
     until(
@@ -43,7 +48,7 @@ def default(kube: Cluster, town: Town, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_s4_46_s4_38_the_sentence_of_a_job_whose_pod_failed(default: Town) -> None:
-    """`Job default/test-job has failed because has pod failed.`"""
+    """`Job default/test-job has failed because has pod failed.`."""
     default.running(job("test-job"))
     default.exit("test-job-worker-0")
     last = default.site.wait_state("test-job", "Failed")
@@ -62,7 +67,7 @@ def test_s4_47_s4_39_s4_52_the_sentence_of_a_job_that_tries_again(default: Town)
     default.running(job("test-job", labels={"fault-retry-times": "3"}))
     for number, remaining in ((1, 3), (2, 2)):
         default.exit("test-job-worker-0")
-        until(lambda: default.site.status("test-job").get("restarts") == number)
+        wait_restarts(default, "test-job", number)
         (told,) = [
             condition
             for condition in default.site.status("test-job")["conditions"]

@@ -204,7 +204,7 @@ def test_s4_20_the_command_is_passed_on(sample: Sample) -> None:
 
 
 def test_s4_21_the_port_is_that_of_the_service(sample: Sample) -> None:
-    """Number and name, in the pods, in the Service and in MASTER_PORT; MASTER_ADDR is the Service's address."""
+    """Number and name in the pods, the Service and MASTER_PORT; MASTER_ADDR is the Service's address."""
     service = sample.site.services()[f"{NAME}-master-0"]
     (port,) = service["spec"]["ports"]
     assert ("ascendjob-port", 2222, 2222) == (port["name"], port["port"], port["targetPort"])
@@ -275,6 +275,8 @@ def differences(written: object, found: object, path: str) -> list[str]:
                     value, found[place] if place < len(found) else None, f"{path}[{place}]"
                 )
             ]
+        case _:
+            pass
     return [] if str(written) == str(found) else [f"{path}: {written} became {found}"]
 
 

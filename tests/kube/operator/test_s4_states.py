@@ -147,7 +147,7 @@ def test_s4_31_s4_36_s4_37_the_exception_is_recorded_in_detail(town: Town) -> No
 
 
 def test_s4_32_to_s4_37_the_form_of_conditions(town: Town) -> None:
-    """Six strings each, one entry a type, and of the states at most one is true, at every moment of a life."""
+    """Six strings each, one entry a type, at most one of the states true: at every moment of a life."""
     pattern = job("formed", labels={"fault-retry-times": "1"}, annotations={"recover-strategy": "recover"})
     watch = town.site.kube.api.watch(f"/apis/mindxdl.gitee.com/v1/namespaces/{town.namespace}/ascendjobs")
     seen: list[list[Json]] = []

@@ -7,11 +7,12 @@ import pytest
 from tests.kube.operator.site import Json, until
 from tests.kube.operator.town import NPU, Town, job
 
+BAD = "Master replicaSpec is not valid: "
 MASTER = "spec.replicaSpecs.Master.template.spec.containers[ascend]"
 
 
 def changed(pattern: Json, path: str, value: Any) -> Json:
-    """The job with one field set; numbers in the path are places in lists, ~ is a slash, None takes it away."""
+    """The job with one field set; a number is a place in a list, ~ is a slash, None takes it away."""
     *parents, last = (int(step) if step.isdigit() else step.replace("~", "/") for step in path.split("/"))
     here: Any = pattern
     for step in parents:
@@ -35,87 +36,108 @@ MISTAKES: list[tuple[str, str, Any, str]] = [
         "s4_16_name",
         f"{CONTAINER}/name",
         "main",
-        "InvalidContainer: Master replicaSpec is not valid: There is no container named ascend "
-        "(spec.replicaSpecs.Master.template.spec.containers)",
+        (
+            f"InvalidContainer: {BAD}There is no container named ascend "
+            "(spec.replicaSpecs.Master.template.spec.containers)"
+        ),
     ),
     (
         "s4_17_image",
         f"{CONTAINER}/image",
         None,
-        "InvalidContainer: Master replicaSpec is not valid: Image is undefined in the container of ascend "
-        f"({MASTER}.image)",
+        (f"InvalidContainer: {BAD}Image is undefined in the container of ascend ({MASTER}.image)"),
     ),
     (
         "s4_22_limits",
         f"{CONTAINER}/resources/limits",
         {NPU: "4"},
-        f"InvalidResources: Master replicaSpec is not valid: requests and limits of {NPU} must be the same, "
-        f"but got 2 and 4 ({MASTER}.resources)",
+        (
+            f"InvalidResources: {BAD}requests and limits of {NPU} must be the same, "
+            f"but got 2 and 4 ({MASTER}.resources)"
+        ),
     ),
     (
         "s4_56_resource",
         f"{CONTAINER}/resources",
         {"limits": {"huawei.com/Ascend910-8c": "1"}, "requests": {"huawei.com/Ascend910-8c": "1"}},
-        "InvalidVisibleDevices: Master replicaSpec is not valid: ASCEND_VISIBLE_DEVICES is taken from the "
-        f"annotation {NPU}, but the resource that is requested is huawei.com/Ascend910-8c; they must be the "
-        f"same, or the variable left out ({MASTER}.env[ASCEND_VISIBLE_DEVICES])",
+        (
+            f"InvalidVisibleDevices: {BAD}ASCEND_VISIBLE_DEVICES is taken from the "
+            f"annotation {NPU}, but the resource that is requested is huawei.com/Ascend910-8c; they must be "
+            f"the same, or the variable left out ({MASTER}.env[ASCEND_VISIBLE_DEVICES])"
+        ),
     ),
     (
         "s4_56_none",
         f"{CONTAINER}/resources",
         {"requests": {"cpu": "1"}},
-        "InvalidVisibleDevices: Master replicaSpec is not valid: ASCEND_VISIBLE_DEVICES is taken from the "
-        f"annotation {NPU}, but the resource that is requested is none; they must be the "
-        f"same, or the variable left out ({MASTER}.env[ASCEND_VISIBLE_DEVICES])",
+        (
+            f"InvalidVisibleDevices: {BAD}ASCEND_VISIBLE_DEVICES is taken from the "
+            f"annotation {NPU}, but the resource that is requested is none; they must be the "
+            f"same, or the variable left out ({MASTER}.env[ASCEND_VISIBLE_DEVICES])"
+        ),
     ),
     (
         "s4_03_framework",
         "metadata/labels/framework",
         "caffe",
-        "InvalidFramework: framework label<caffe> is not in map[mindspore:{} pytorch:{} tensorflow:{}] "
-        "(metadata.labels[framework])",
+        (
+            "InvalidFramework: framework label<caffe> is not in map[mindspore:{} pytorch:{} tensorflow:{}] "
+            "(metadata.labels[framework])"
+        ),
     ),
     (
         "s4_11_policy",
         "spec/successPolicy",
         "Most",
-        'InvalidSuccessPolicy: job success policy is invalid, it must be one of <"", AllWorkers> '
-        "(spec.successPolicy)",
+        (
+            'InvalidSuccessPolicy: job success policy is invalid, it must be one of <"", AllWorkers> '
+            "(spec.successPolicy)"
+        ),
     ),
     (
         "s4_10_queue",
         "spec/runPolicy/schedulingPolicy",
         {"queue": "nowhere"},
-        "InvalidQueue: check queue<nowhere> failed, err: it is not found, maybe it is not create "
-        "(spec.runPolicy.schedulingPolicy.queue)",
+        (
+            "InvalidQueue: check queue<nowhere> failed, err: it is not found, maybe it is not create "
+            "(spec.runPolicy.schedulingPolicy.queue)"
+        ),
     ),
     (
         "s4_10_minimum",
         "spec/runPolicy/schedulingPolicy",
         {"minAvailable": 3},
-        "InvalidMinAvailable: minAvailable is 3, but the pytorch job has 2 pods "
-        "(spec.runPolicy.schedulingPolicy.minAvailable)",
+        (
+            "InvalidMinAvailable: minAvailable is 3, but the pytorch job has 2 pods "
+            "(spec.runPolicy.schedulingPolicy.minAvailable)"
+        ),
     ),
     (
         "s4_12_leaders",
         "spec/replicaSpecs/Master/replicas",
         2,
-        "InvalidReplicaSpec: Master replicaSpec is not valid, the replicas must be only 1 "
-        "(spec.replicaSpecs.Master.replicas)",
+        (
+            "InvalidReplicaSpec: Master replicaSpec is not valid, the replicas must be only 1 "
+            "(spec.replicaSpecs.Master.replicas)"
+        ),
     ),
     (
         "s4_12_restart",
         "spec/replicaSpecs/Master/restartPolicy",
         "Sometimes",
-        "InvalidReplicaSpec: Master replicaSpec is not valid: restartPolicy must be one of Always, OnFailure, "
-        "Never, ExitCode, but got 'Sometimes' (spec.replicaSpecs.Master.restartPolicy)",
+        (
+            f"InvalidReplicaSpec: {BAD}restartPolicy must be one of Always, OnFailure, "
+            "Never, ExitCode, but got 'Sometimes' (spec.replicaSpecs.Master.restartPolicy)"
+        ),
     ),
     (
         "s4_52_retries",
         "metadata/labels/fault-retry-times",
         "often",
-        "InvalidRetryTimes: the value of label fault-retry-times must be a whole number, but got 'often' "
-        "(metadata.labels[fault-retry-times])",
+        (
+            "InvalidRetryTimes: the value of label fault-retry-times must be a whole number, but got 'often' "
+            "(metadata.labels[fault-retry-times])"
+        ),
     ),
 ]
 
@@ -235,3 +257,18 @@ def test_s4_21_the_port_of_the_leader(town: Town, ports: list[Json] | None, numb
     )
     assert len(service["spec"]["ports"]) == len(container["ports"])
     assert str(number) == town.site.env(f"{name}-worker-0")["MASTER_PORT"]
+
+
+def test_s4_10_a_change_of_the_job_reaches_the_group(town: Town) -> None:
+    """The PodGroup follows the job while it runs, and no pod is touched for it."""
+    name = town.running(job("regrouped", workers=2))
+    before = {pod: content["metadata"]["uid"] for pod, content in town.site.pods(name).items()}
+    town.site.patch(name, {"spec": {"runPolicy": {"schedulingPolicy": {"minAvailable": 2}}}})
+
+    def group() -> Json:
+        (found,) = [g for g in town.site.groups() if g["metadata"]["ownerReferences"][0]["name"] == name]
+        return found
+
+    until(lambda: group()["spec"]["minMember"] == 2)
+    assert before == {pod: content["metadata"]["uid"] for pod, content in town.site.pods(name).items()}
+    assert "Running" == town.site.state(name)

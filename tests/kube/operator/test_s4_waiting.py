@@ -1,4 +1,4 @@
-"""Before there are pods: what a job says while its PodGroup waits, and when its conditions change their times."""
+"""Before there are pods: what a job says while its PodGroup waits, and the times of its conditions."""
 
 import time
 

@@ -45,7 +45,7 @@ class Controller:
             env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
             self.process = subprocess.Popen(self._command, stderr=stream, env=env)
         process = self.process
-        until(lambda: self.log.read_text().count('"synced"') > before or process.poll() is not None)
+        until(lambda: self.log.read_text().count('"synced"') > before or process.poll() is not None, 60)
         assert process.poll() is None, self.log.read_text()
         return self
 

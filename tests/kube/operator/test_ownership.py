@@ -145,7 +145,7 @@ def test_the_end_of_a_namespace_is_the_end_of_its_jobs(
     controller: Controller,
     nodes: Nodes,
     volcano: VolcanoStandIn,
-    reborn: bool,  # noqa: FBT001 - a parameter of the test
+    reborn: bool,
 ) -> None:
     """The controller does not fight for pods in a namespace that goes; in a new one of that name it works."""
     nodes.add(1)

@@ -2,9 +2,9 @@
 
 For each history of a job the undisturbed end is recorded; then the history is told again and again, and each
 time the controller is killed (SIGKILL) at another of its writes: once before the write reaches the API
-server, once after it was done but before the controller learns so. What is left at the end (status, pods with their
-generations and ranks, Services, PodGroups) must be what the undisturbed history left, times and addresses
-aside.
+server, once after it was done but before the controller learns so. What is left at the end (status, pods with
+their generations and ranks, Services, PodGroups) must be what the undisturbed history left, times and
+addresses aside.
 
 `make test` strikes at two writes of each history. All of them::
 

@@ -155,8 +155,6 @@ def test_the_end_of_a_namespace_is_the_end_of_its_jobs(
     kube.api.delete(f"{PODS.format(site.namespace)}", grace_s=0)
     until(lambda: kube.api.find(CORE.format(site.namespace)) is None, 60)
     if reborn:
-        controller.stop()  # its lease went with the namespace
         kube.create_namespace(site.namespace)
-        controller.start()
         site.submit(small())
         wait_settled(site, "job", 0)

@@ -16,7 +16,9 @@ time. That two never act at once is shown elsewhere.
 
 from __future__ import annotations
 
+import difflib
 import os
+import pprint
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -274,7 +276,9 @@ def test_a_controller_that_dies_at_a_write_is_followed_by_one_that_ends_at_the_s
         try:
             until(same, 20)
         except AssertionError:
-            assert found[-1] == wanted[-1], f"killed {point[1]} write {point[0]} of {immortal.proxy.writes}"
+            texts = (pprint.pformat(end, width=200).splitlines() for end in (wanted[-1], found[-1]))
+            differences = "\n".join(difflib.unified_diff(*texts))
+            pytest.fail(f"killed {point[1]} write {point[0]} of {immortal.proxy.writes}:\n{differences}")
         stage.site.delete(stage.job)
     # How many times pods are counted depends on how fast they start, so the last writes may not come.
     assert immortal.kills >= (len(points) + 1) // 2, immortal.proxy.writes

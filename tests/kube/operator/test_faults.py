@@ -101,7 +101,7 @@ def test_every_third_write_is_refused(
     """Everything comes to be all the same, and the refusals are forgotten."""
     nodes.add(1)
     proxy.strike = lambda number, _what: code if number % 3 == 0 else None
-    site.submit(small(workers=6))
+    site.submit(small(workers=6, annotations={"recover-strategy": "recover"}))
     _healthy(site, "job", 7)
     delete_pod(site, "job-worker-3")
     _healthy(site, "job", 7, restarts=1)

@@ -194,6 +194,10 @@ def left(site: Site, job: str) -> Json:
         {key: value for key, value in entry.items() if not key.endswith("Time")}
         for entry in status["conditions"]
     ]
+    # What no longer holds is history; its order tells only which of two things was seen first.
+    gone = [entry for entry in status["conditions"] if entry["status"] == "False"]
+    holding = [entry for entry in status["conditions"] if entry["status"] != "False"]
+    status["conditions"] = [*sorted(gone, key=lambda entry: str(entry["type"])), *holding]
     if "lastFault" in status:
         status["lastFault"] = {
             key: v for key, v in status["lastFault"].items() if key not in {"time", "node"}

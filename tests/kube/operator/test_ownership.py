@@ -77,7 +77,7 @@ def test_a_config_map_that_a_user_made_is_used_as_it_is(
     maps = f"{CORE.format(site.namespace)}/configmaps"
     body = {"metadata": {"name": "reset-config-job"}, "data": {"mine": "yes"}}
     made = kube.api.create(maps, body)["metadata"]
-    site.submit(small())
+    site.submit(small(annotations={"recover-strategy": "recover"}))
     wait_running(site, "job")
     site.delete("job")
     until(lambda: not site.pods("job"))

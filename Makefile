@@ -28,11 +28,12 @@ help:
 	@echo 'make soak            200 random faults in one run (TASKD_SOAK=N, TASKD_SEED=N)'
 	@echo 'make bench-launcher  detection, replacement and restart times'
 	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
+	@echo 'make bench-operator  the operator on a real API server, beside others (25 min; ARGS=--quick: 3)'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
 	@echo 'make crd             deploy/crd/ from tools/crd.yaml and the cluster that kubectl talks to'
-	@echo 'make manifests       the kustomize base from the Helm chart'
+	@echo 'make manifests       what is derived: the kustomize base from the Helm chart, the table of promises'
 	@echo 'make setup           only the environment (the others call it)'
 	@echo 'make clean           remove what was built; make clean-venv removes $(VENV) too'
 
@@ -116,6 +117,10 @@ bench-recovery: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python bench/run_recovery.py $(ARGS)
 
+bench-operator: $(STAMP)
+	@$(COMPILE)
+	@$(BIN)/python bench/run_operator.py $(ARGS)
+
 bench-peers: $(STAMP)
 	@bash tools/peers.sh '$(BIN)/python'
 
@@ -133,6 +138,7 @@ crd: $(STAMP)
 
 manifests: $(STAMP)
 	@$(BIN)/python tools/manifests.py
+	@$(BIN)/python tools/promises.py
 
 clean:
 	rm -rf build dist taskd_log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from taskd.kube.client import KubeClient
 from taskd.kube.config import load_config
 from taskd.kube.resources import ASCENDJOB, POD, POD_GROUP, SERVICE, Resource
@@ -69,9 +70,7 @@ async def admit(client: KubeClient, namespace: str) -> None:
                 version = group.metadata.resource_version
                 if event.type == "ADDED" and not group.status.phase:
                     patch = {"status": {"phase": "Inqueue"}}
-                    task = asyncio.create_task(
-                        client.patch(POD_GROUP, namespace, group.metadata.name, patch)
-                    )
+                    task = asyncio.create_task(client.patch(POD_GROUP, namespace, group.metadata.name, patch))
                     running.add(task)
                     task.add_done_callback(running.discard)
 

@@ -13,10 +13,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from taskd.testing.kube import Program, Request
-
 from kubeop import jobs
 from kubeop.ground import Ground, Json, Turn, environment, peak_mb, until
+from taskd.testing.kube import Program, Request
 
 CONTROLLER_MANAGER = "system:kube-controller-manager"
 SETTLE_S = 1.5
@@ -73,9 +72,7 @@ class Contestant:
     def running(self, ground: Ground, namespace: str, *, gang: bool) -> Iterator[Program]:
         """Run it for a namespace; ready when the block begins."""
         log = ground.home / f"{self.program}-{namespace}.log"
-        program = Program(
-            self.command(ground, namespace, gang=gang), log=log, environment=environment()
-        )
+        program = Program(self.command(ground, namespace, gang=gang), log=log, environment=environment())
         program.start()
         try:
             sign = re.compile(r'"synced"' if self.program == "taskd" else r"Starting workers")
@@ -153,8 +150,7 @@ def outcome(ground: Ground, turn: Turn, who: Contestant, peak: float, unfinished
     writes = [
         request
         for request in turn.writes(*users)
-        if request.resource != "leases"
-        and (request.user != CONTROLLER_MANAGER or request.resource in mine)
+        if request.resource != "leases" and (request.user != CONTROLLER_MANAGER or request.resource in mine)
     ]
     return Outcome(
         seconds=turn.seconds(who.resource),
@@ -200,4 +196,3 @@ def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool, alo
         first = "pods" if alone else "podgroups" if gang else "services"
         assert len(turn.created("pods")) == job_count * pods_each
         return turn.seconds(first)
-

@@ -57,6 +57,33 @@ class Turn:
         return max(moment(request.answered_at) for request in self.created(last)) - begun
 
 
+CRDS = {
+    "training-operator": "manifests/base/crds/kubeflow.org_pytorchjobs.yaml",
+    "jobset": "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
+}
+
+
+@dataclass(slots=True)
+class Rivals:
+    """The other operators that could be built, and why the rest could not."""
+
+    programs: dict[str, Path] = field(default_factory=dict)
+    crds: dict[str, Path] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls) -> "Rivals":
+        """Find or build them; that takes minutes the first time."""
+        rivals = cls()
+        for program, crd in CRDS.items():
+            try:
+                rivals.programs |= binaries.require(program)
+                rivals.crds[program] = module_source(program) / crd
+            except Unavailable as error:
+                rivals.missing[program] = str(error)
+        return rivals
+
+
 class Ground:
     """The control plane and who acts on it."""
 
@@ -78,17 +105,13 @@ class Ground:
             self.users[name] = self.kube.add_user(f"bench-{name}", cluster_role="cluster-admin")
         return self.users[name]
 
-    def install(self, program: str, *crds: str) -> None:
-        """Have another operator's program, and its CRDs in the cluster; or note why not."""
-        try:
-            path = binaries.require(program)[program]
-            for crd in crds:
-                self.kube.apply_yaml((module_source(program) / crd).read_text())
-        except (Unavailable, OSError, RuntimeError) as error:
-            self.missing[program] = str(error)
-            return
-        self.add_user(program)
-        self.programs[program] = path
+    def install(self, rivals: "Rivals") -> None:
+        """Take other operators in: their CRDs into the cluster, a user for each."""
+        self.missing |= rivals.missing
+        for program, path in rivals.programs.items():
+            self.kube.apply_yaml(rivals.crds[program].read_text())
+            self.add_user(program)
+            self.programs[program] = path
 
     @contextmanager
     def turn(self, what: str) -> Iterator[Turn]:
@@ -113,9 +136,7 @@ class Ground:
         end = time.monotonic() + limit_s
         while len(turn.created(resource)) < count:
             if time.monotonic() > end:
-                raise TimeoutError(
-                    f"{len(turn.created(resource))} of {count} {resource} after {limit_s:g} s"
-                )
+                raise TimeoutError(f"{len(turn.created(resource))} of {count} {resource} after {limit_s:g} s")
             time.sleep(0.2)
             turn.read(self.kube.audit)
 

@@ -1,15 +1,14 @@
-"""Nothing happens: what does the controller do then?"""
+"""What the controller does while nothing happens."""
 
 import time
-from pathlib import Path
 
 from recovery.figures import Section
 from table import tell
-from taskd.testing.kube import Kubelets, Nodes, Program, VolcanoStandIn
 
 from kubeop import jobs
 from kubeop.contestants import OURS, kinds
 from kubeop.ground import Ground, Turn, core_seconds, now_mb, until
+from taskd.testing.kube import Kubelets, Nodes, Program, VolcanoStandIn
 
 CORE_LIMIT = 2.0
 NODES = 8
@@ -68,9 +67,7 @@ def _wait_states(ground: Ground, namespace: str, state: str, reason: str, count:
     time.sleep(5.0)
 
 
-def _watch(
-    ground: Ground, section: Section, name: str, turn: Turn, program: Program, seconds: float
-) -> None:
+def _watch(ground: Ground, section: Section, name: str, turn: Turn, program: Program, seconds: float) -> None:
     tell(f"{name}: watching for {seconds:g} s")
     ground.settle(turn)
     turn.requests.clear()
@@ -87,5 +84,3 @@ def _watch(
     section.add(f"{name}: memory", [now_mb(program)], "MB")
     if others:
         section.note(f"{name} wrote {', '.join(kinds(others))}")
-
-

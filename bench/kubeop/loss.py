@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass, field
 
 from recovery.figures import Section
-from taskd.testing.kube import Watch
 
 from kubeop import jobs
 from kubeop.contestants import OURS, kinds
 from kubeop.ground import Ground, moment, until
+from taskd.testing.kube import Watch
 
 MEDIAN_MS, WORST_MS = 70.0, 200.0
 
@@ -23,6 +23,7 @@ class Eyes:
     ready: threading.Event = field(default_factory=threading.Event)
 
     def look(self) -> None:
+        """Note what comes, until the watch is closed."""
         for event in self.watch:
             if event.type == "SYNCED":
                 self.ready.set()

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from recovery.figures import Section, print_sections, write_json
 from table import read_load, tell
-from taskd.testing.kube import ControlPlane, Unavailable
 
 from kubeop.contestants import OTHERS
 from kubeop.creation import measure_growth, measure_many, measure_one
-from kubeop.ground import Ground
+from kubeop.ground import Ground, Rivals
 from kubeop.idle import measure_idle
 from kubeop.loss import measure_loss
+from taskd.testing.kube import ControlPlane, Unavailable
 
 ROUNDS = 3
 SCENES = ("one", "many", "loss", "idle", "growth")
@@ -38,12 +38,12 @@ def main() -> int:
     before, began = read_load(), time.monotonic()
     tell(before)
     home = Path(tempfile.mkdtemp(prefix="taskd-bench-operator-"))
+    rivals = Rivals.find()
     try:
         # No scheduler: it would write events about each pod that has nowhere to go.
         with ControlPlane(audit=True, scheduler=False) as kube:
             ground = Ground(kube, home)
-            ground.install("training-operator", "manifests/base/crds/kubeflow.org_pytorchjobs.yaml")
-            ground.install("jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml")
+            ground.install(rivals)
             sections = [scene() for scene in _scenes(ground, args)]
     except Unavailable as error:
         tell(f"nothing can be measured: {error}")
@@ -68,7 +68,9 @@ def _scenes(ground: Ground, args: argparse.Namespace) -> list[Callable[[], Secti
     others = tuple(each for each in OTHERS if not (quick and each.slow))
     scenes: dict[str, Callable[[], Section]] = {
         "one": lambda: measure_one(ground, rounds=rounds, pods=1000, chosen=others),
-        "many": lambda: measure_many(ground, rounds=rounds, jobs=200, pods=4, chosen=others[:1] if quick else others),
+        "many": lambda: measure_many(
+            ground, rounds=rounds, jobs=200, pods=4, chosen=others[:1] if quick else others
+        ),
         "loss": lambda: measure_loss(ground, pods=1000, losses=5 if quick else 30),
         "idle": lambda: measure_idle(
             ground, running=100 if quick else 500, waiting=50 if quick else 200, seconds=10 if quick else 30

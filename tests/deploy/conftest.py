@@ -6,25 +6,49 @@ definition away from the others.
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Never
 
 import pytest
 
-from taskd.testing.kube import Cluster, ControlPlane, Unavailable, require
-from tests.deploy.support import CRD, wait_until_served
+from taskd.testing.kube import (
+    Cluster,
+    ControlPlane,
+    Kubelets,
+    Unavailable,
+    User,
+    VolcanoStandIn,
+    install_crds,
+    require,
+)
+from tests.deploy.support import BASE, CRD, wait_until_served
+from tests.kube.operator.site import until
 
 NOT_SHOWN = "nothing is shown about the installation on Kubernetes"
-ON_A_CLUSTER = {"cluster", "empty_cluster", "kustomized", "installed"}
+NAMESPACE = "taskd-system"
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/taskd-controller"
+NEEDS = {"cluster", "empty_cluster", "kustomized", "installed", "helm"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder that need a cluster."""
-    here = Path(__file__).parent
+    """Mark what needs a cluster, or the programs that come with it."""
     for item in items:
-        if here in item.path.parents and ON_A_CLUSTER & set(getattr(item, "fixturenames", ())):
+        if NEEDS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kube)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build Helm before the first test, where it is missing: it takes minutes, and tests have limits."""
+    wanted = any("helm" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        # Where it cannot be done the fixture says so.
+        with suppress(Unavailable):
+            require("helm", "kubectl")
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +85,51 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def helm() -> Path:
     """Helm itself."""
     try:
-        return require("helm")["helm"]
+        return require("helm", "kubectl")["helm"]
     except Unavailable as error:
         _give_up(f"{error}")
+
+
+@pytest.fixture
+def installed() -> Iterator[Cluster]:
+    """A cluster with nodes and Volcano, and everything of ours installed."""
+    with control_plane(audit=True) as plane:
+        install_crds(plane)
+        plane.kubectl("apply", "--server-side", "-k", str(BASE))
+        wait_until_served(plane)
+        with Kubelets(plane), VolcanoStandIn(plane):
+            yield plane
+        plane.api.close()
+
+
+@pytest.fixture
+def account(installed: Cluster) -> User:
+    """The controller's own account."""
+    return installed.service_account(NAMESPACE, "taskd-controller")
+
+
+@pytest.fixture
+def log(installed: Cluster, account: User, tmp_path: Path) -> Iterator[Path]:
+    """A controller that runs with the arguments of the Deployment; returns its log."""
+    path = tmp_path / "controller.log"
+    process = start(installed, account, path)
+    until(lambda: '"synced"' in path.read_text() or process.poll() is not None, 30, path.read_text)
+    yield path
+    process.terminate()
+    assert 0 == process.wait(15), path.read_text()
+
+
+def start(cluster: Cluster, account: User, log: Path) -> "subprocess.Popen[bytes]":
+    (container,) = cluster.api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
+    assert ["taskd", "controller"] == container["command"]
+    arguments = [argument.replace("$(POD_NAMESPACE)", NAMESPACE) for argument in container["args"]]
+    # Where the account's token is, and a port that is free here: the only differences from the pod.
+    arguments += ["--kubeconfig", str(account.kubeconfig), "--listen", "127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "taskd.cli.main", "controller", *arguments], stderr=stream, env=environment
+        )
 
 
 def control_plane(*, audit: bool = False) -> ControlPlane:

@@ -1,6 +1,7 @@
 """The Helm chart and the kustomize base, as text: they agree, and bad settings are refused with a reason."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import taskd
 from taskd.testing.kube import require
-from tests.deploy.support import BASE, CHART, CRD, Document, load
+from tests.deploy.support import BASE, CHART, CRD, ROOT, Document, load
 from tools import manifests
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -20,6 +21,12 @@ def render(helm: Path, *settings: str) -> list[Document]:
     """Return the objects of the chart with these settings (as for --set)."""
     arguments = [part for setting in settings for part in ("--set", setting)]
     return load(manifests.template(*arguments, program=str(helm)))
+
+
+def kustomize(directory: Path) -> str:
+    """Return what `kubectl apply -k` would apply."""
+    command = [str(require("kubectl")["kubectl"]), "kustomize", str(directory)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def find(objects: list[Document], kind: str, name: str = "taskd-controller") -> Document:
@@ -51,12 +58,7 @@ def test_the_derived_files_are_up_to_date(helm: Path, monkeypatch: pytest.Monkey
 
 def test_the_kustomize_base_and_the_chart_install_the_same(helm: Path) -> None:
     """Object by object and field by field, but for the namespace and the label that names the tool."""
-    kubectl = require("kubectl")["kubectl"]
-    built = subprocess.run(
-        [kubectl, "kustomize", str(BASE)], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-
-    base = by_identity(load(built))
+    base = by_identity(load(kustomize(BASE)))
     chart = by_identity(render(helm))
 
     namespace = base.pop(("Namespace", "taskd-system"))
@@ -67,6 +69,20 @@ def test_the_kustomize_base_and_the_chart_install_the_same(helm: Path) -> None:
     for identity, one in chart.items():
         assert without_manager(one) == without_manager(base[identity]), identity
     assert {"kustomize"} == {one["metadata"]["labels"][MANAGED_BY] for one in base.values()}
+
+
+def test_an_overlay_names_the_image(helm: Path, tmp_path: Path) -> None:
+    """The kustomization of the guide, with its own directory and an image of one's own."""
+    guide = (ROOT / "docs/ascendjob.md").read_text("utf-8")
+    (block,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", guide, re.DOTALL)
+    # Kustomize takes no absolute paths.
+    text = block.replace("PATH/TO/deploy", "deploy").replace("REGISTRY", "images").replace("VERSION", "v9")
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    (tmp_path / "kustomization.yaml").write_text(text)
+
+    objects = load(kustomize(tmp_path))
+
+    assert "images/taskd:v9" == pod_of(objects)["containers"][0]["image"]
 
 
 def test_the_chart_carries_the_definition_unchanged(helm: Path) -> None:

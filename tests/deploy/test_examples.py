@@ -9,6 +9,7 @@ import pytest
 from taskd.core.acjob import job, pods, validation
 from taskd.testing.kube import Cluster
 from tests.deploy.support import EXAMPLES, ROOT, SAMPLE, load, sample
+from tools import promises
 
 # Of the sample as it is published, lines joined by line feeds, without indentation.
 PUBLISHED_SHA256 = "cd0414fb44ab2259f3a60820e5e1ff65ba2df0dd6c789575f573f8b5ea9cad38"
@@ -112,14 +113,22 @@ def test_every_sample_is_in_the_guide() -> None:
 
 
 def test_every_promise_is_in_the_table() -> None:
-    """docs/ascendjob.md has a row for each of S4-1 to S4-56, and the tests that it names exist."""
-    guide = (ROOT / "docs/ascendjob.md").read_text("utf-8")
-    rows = re.findall(r"^\| S4-(\d+) \| .* \| (.*) \|$", guide, re.MULTILINE)
+    """docs/ascendjob.md has a row for each of S4-1 to S4-56, with the tests that carry its number."""
+    guide = promises.GUIDE.read_text("utf-8")
 
-    assert [*range(1, 57)] == [int(number) for number, _ in rows]
-    for number, tests in rows:
-        for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
-            text = (ROOT / "tests" / file).read_text("utf-8")
-            assert re.search(rf"^ *(?:async )?def {test}\(", text, re.MULTILINE), (
-                f"S4-{number}: {file}::{test}"
-            )
+    assert [*range(1, 57)] == [int(number) for _, number, _ in promises.ROW.findall(guide)]
+    assert promises.filled(guide) == guide, "run python tools/promises.py"
+
+
+@pytest.mark.parametrize(
+    ("test", "numbers"),
+    [
+        ("test_s4_25_get_shows_it", [25]),
+        ("test_s4_01_short_name", [1]),
+        ("test_s4_1_s4_5_the_kind", [1, 5]),
+        ("test_s4_49_to_s4_51_the_commands", [49, 50, 51]),
+    ],
+)
+def test_a_test_says_in_its_name_what_it_shows(test: str, numbers: list[int]) -> None:
+    """One number, several, or a range."""
+    assert numbers == [*promises.promised(test)]

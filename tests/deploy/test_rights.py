@@ -1,25 +1,17 @@
 """The controller, started as the Deployment starts it, under exactly the account that is installed."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskd.testing.kube import Cluster, Kubelets, Nodes, User, VolcanoStandIn, install_crds
-from tests.deploy.conftest import control_plane
+from taskd.testing.kube import Cluster, Nodes, User
 from tests.deploy.rights import GRANTED, GRANTED_AT_HOME
-from tests.deploy.support import BASE, EXAMPLES, load, wait_until_served
+from tests.deploy.support import EXAMPLES, load
 from tests.kube.operator.site import Site, until
 from tests.kube.operator.town import NPU, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-NAMESPACE = "taskd-system"
-DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/taskd-controller"
 
 # What is granted and not seen in the log of requests, and why it is needed all the same.
 NOT_SEEN = {
@@ -30,46 +22,12 @@ NOT_SEEN = {
 }
 
 
-@pytest.fixture
-def installed() -> Iterator[Cluster]:
-    """A cluster with nodes and Volcano, and everything of ours installed."""
-    with control_plane(audit=True) as plane:
-        install_crds(plane)
-        plane.kubectl("apply", "--server-side", "-k", str(BASE))
-        wait_until_served(plane)
-        with Kubelets(plane), VolcanoStandIn(plane):
-            yield plane
-        plane.api.close()
-
-
-@pytest.fixture
-def account(installed: Cluster) -> User:
-    """The controller's own account."""
-    return installed.service_account(NAMESPACE, "taskd-controller")
-
-
-@pytest.fixture
-def log(installed: Cluster, account: User, tmp_path: Path) -> Iterator[Path]:
-    """A controller that runs with the arguments of the Deployment; returns its log."""
-    path = tmp_path / "controller.log"
-    process = start(installed, account, path)
-    until(lambda: '"synced"' in path.read_text() or process.poll() is not None, 30, path.read_text)
-    yield path
-    process.terminate()
-    assert 0 == process.wait(15), path.read_text()
-
-
-def start(cluster: Cluster, account: User, log: Path) -> "subprocess.Popen[bytes]":
-    (container,) = cluster.api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
-    assert ["taskd", "controller"] == container["command"]
-    arguments = [argument.replace("$(POD_NAMESPACE)", NAMESPACE) for argument in container["args"]]
-    # Where the account's token is, and a port that is free here: the only differences from the pod.
-    arguments += ["--kubeconfig", str(account.kubeconfig), "--listen", "127.0.0.1:0"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with log.open("ab") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-m", "taskd.cli.main", "controller", *arguments], stderr=stream, env=environment
-        )
+# What a job says when it may not have one of its objects.
+REASONS = {
+    "podgroups": "SyncPodGroupFailed",
+    "services": "SyncServiceFailed",
+    "pods": "PodCreateFailed",
+}
 
 
 def test_the_controller_needs_all_of_its_rights_and_no_others(
@@ -96,20 +54,18 @@ def live_through_everything(site: Site, nodes: Nodes) -> None:
     retried: dict[str, Any] = {"labels": {"fault-retry-times": "5"}, "annotations": told, "devices": {NPU: 8}}
 
     site.submit(job("long", **retried))
-    site.wait_state("long", "Running", limit_s=40)
+    wait_whole(site, "long", 0)
     # A pod fails, and is deleted and made anew.
     nodes.exit(namespace, "long-worker-0", 1)
-    until(lambda: site.status("long").get("restarts") == 1, 30, lambda: str(site.status("long")))
-    site.wait_state("long", "Running", limit_s=40)
+    pods = wait_whole(site, "long", 1)
     # A node is taken out of the cluster with a pod on it.
-    nodes.remove(site.pod("long-worker-0")["spec"]["nodeName"])
-    until(lambda: site.status("long").get("restarts") == 2, 40, lambda: str(site.status("long")))
-    site.wait_state("long", "Running", limit_s=40)
+    nodes.remove(pods["long-worker-0"]["spec"]["nodeName"])
+    wait_whole(site, "long", 2)
     # A pod is to be switched: a second one stands by, and both are annotated.
     wish = {"inHotSwitchFlow": "true", "needOperatorOpe": "create"}
     path = f"/api/v1/namespaces/{namespace}/pods/long-worker-0"
     site.kube.api.patch(path, {"metadata": {"annotations": wish}})
-    until(lambda: "backupNewPodName" in site.pod("long-worker-0")["metadata"]["annotations"], 30)
+    until(lambda: "backupNewPodName" in site.pod("long-worker-0")["metadata"]["annotations"], 40)
 
     # Somebody else's pod has the name of ours.
     site.kube.api.create(
@@ -118,6 +74,14 @@ def live_through_everything(site: Site, nodes: Nodes) -> None:
     )
     site.submit(job("taken"))
     site.wait_state("taken", "Created", "PodCreateFailed", limit_s=40)
+
+    # A job ends well; its group goes.
+    site.submit(job("done"))
+    site.wait_state("done", "Running", limit_s=40)
+    for pod in ("done-master-0", "done-worker-0"):
+        nodes.succeed(namespace, pod)
+    site.wait_state("done", "Succeeded", limit_s=40)
+    until(lambda: not [group for group in site.groups() if group["metadata"]["name"].startswith("done-")], 40)
 
     # A job ends well and is deleted when its time has come.
     site.submit(job("short", policy={"ttlSecondsAfterFinished": 1}))
@@ -128,36 +92,61 @@ def live_through_everything(site: Site, nodes: Nodes) -> None:
     until(lambda: site.kube.api.find(f"{jobs}/short") is None, 40)
 
 
-def test_without_a_right_the_controller_says_what_is_missing(
+def wait_whole(site: Site, name: str, restarts: int) -> dict[str, Any]:
+    """Wait until the job runs after so many restarts, with two pods that stay; returns them."""
+
+    def there() -> dict[str, Any] | None:
+        pods = site.pods(name)
+        kept = [pod for pod in pods.values() if "deletionTimestamp" not in pod["metadata"]]
+        running = [pod for pod in kept if pod["status"]["phase"] == "Running"]
+        status = site.status(name)
+        counted = status.get("restarts", 0) == restarts and status.get("stable")
+        return pods if counted and len(pods) == len(running) == 2 else None
+
+    return until(there, 60, lambda: f"{site.status(name)} {sorted(site.pods(name))}")
+
+
+def test_s4_40_s4_43_s4_44_what_is_refused_is_told_and_tried_again(
     installed: Cluster, account: User, log: Path
 ) -> None:
-    """A role that was cut too far shows in the job, in the server's own words, and mending it is enough."""
+    """A right that is taken away shows in the job, in the server's own words; giving it back is enough."""
     role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/taskd-controller"
     rules = installed.api.get(role)["rules"]
-    installed.api.patch(role, {"rules": [rule for rule in rules if rule["resources"] != ["pods"]]})
+    Nodes(installed).add(2)
     with installed.namespace() as namespace:
         site = Site(installed, namespace)
-        Nodes(installed).add(1)
-        site.submit(job("poor"))
+        for resource, reason in REASONS.items():
+            name = f"without-{resource}"
+            installed.api.patch(role, {"rules": [without_writes(rule, resource) for rule in rules]})
+            site.submit(job(name))
 
-        message = site.wait_state("poor", "Created", "PodCreateFailed", limit_s=40)["message"]
-        assert 'cannot create resource "pods"' in message
+            message = site.wait_state(name, "Created", reason, limit_s=40)["message"]
+            assert f'resource "{resource}"' in message
 
-        installed.api.patch(role, {"rules": rules})
-        site.wait_state("poor", "Running", limit_s=60)
+            installed.api.patch(role, {"rules": rules})
+            site.wait_state(name, "Running", limit_s=60)
+    assert "look_broke" not in log.read_text()
 
 
-def test_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None:
+def without_writes(rule: dict[str, Any], resource: str) -> dict[str, Any]:
+    """Return the rule, without what changes objects of this kind."""
+    if rule["resources"] != [resource]:
+        return rule
+    return {**rule, "verbs": [verb for verb in rule["verbs"] if verb in ("get", "list", "watch")]}
+
+
+def test_s4_3_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None:
     """Applied with kubectl as it is, each becomes Running with all of its pods and without a warning."""
     nodes = Nodes(installed)
-    nodes.add(8, labels={"example-key": "example-value"})
+    nodes.add(16, labels={"example-key": "example-value"})
     nodes.add(4, capacity={"nvidia.com/gpu": 8})
     with installed.namespace() as namespace:
         site = Site(installed, namespace)
         for path in EXAMPLES:
+            installed.kubectl("apply", "-n", namespace, "-f", str(path))
+        for path in EXAMPLES:
             (sent,) = load(path.read_text("utf-8"))
             name = sent["metadata"]["name"]
-            installed.kubectl("apply", "-n", namespace, "-f", str(path))
 
             site.wait_state(name, "Running", limit_s=40)
 
@@ -166,9 +155,6 @@ def test_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None:
             assert wanted == site.pods(name).keys()
             assert sent["spec"] == site.job(name)["spec"]
             assert [] == [event for event in site.events(name) if event[0] == "Warning"]
-            site.delete(name)
-            # The next one needs the room.
-            site.wait_pods(name, 0, limit_s=40)
     assert "look_broke" not in log.read_text()
 
 

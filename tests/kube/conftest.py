@@ -20,7 +20,7 @@ import pytest
 from taskd.testing.kube import Cluster, ControlPlane, Kubelets, Nodes, Unavailable, VolcanoStandIn, existing
 from taskd.testing.kube.binaries import CONTROL_PLANE, NOT_SHOWN, require
 
-NEEDS = {"kube", "programs"}
+NEEDS = {"kube", "own_kube", "programs"}
 
 
 @pytest.hookimpl(tryfirst=True)

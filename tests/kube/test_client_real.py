@@ -210,9 +210,9 @@ async def test_a_watch_tells_what_happens(client: KubeClient, namespace: str) ->
 
 async def test_somebody_without_rights_is_forbidden(kube: ControlPlane, namespace: str) -> None:
     """The refusal names who may not do what."""
-    user = kube.add_user("kubelib-nobody", rules=[])
+    user = kube.add_user("nobody-at-all", rules=[])
     async with KubeClient(load_config(user.kubeconfig)) as client:
-        with pytest.raises(ApiError, match="kubelib-nobody") as refused:
+        with pytest.raises(ApiError, match="nobody-at-all") as refused:
             await client.list(POD, namespace)
 
     assert refused.value.is_forbidden

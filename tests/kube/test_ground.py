@@ -1,9 +1,9 @@
 """The proving ground itself: what the cluster tests stand on."""
 
 import json
+import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -11,7 +11,7 @@ import pytest
 
 from taskd.testing.kube import ApiError, Cluster, ControlPlane, Nodes, ProgramFailed, VolcanoStandIn, existing
 from taskd.testing.kube.nodes import EXIT, HOLD, REASON, STUCK
-from taskd.testing.kube.processes import Program, clear_left_over, working_directory
+from taskd.testing.kube.processes import Program, clear_left_over, remove_directory, working_directory
 from taskd.testing.kube.volcano import GROUP
 
 NPU = "huawei.com/Ascend910"
@@ -107,15 +107,28 @@ def test_every_write_is_in_the_audit_log(kube: Cluster, namespace: str) -> None:
     ]
 
 
-def test_objects_survive_a_killed_api_server(kube: Cluster, namespace: str) -> None:
-    """Kill -9 of the API server loses nothing, and clients find it at the same address."""
-    kube.api.create(f"/api/v1/namespaces/{namespace}/configmaps", {"metadata": {"name": "kept"}})
-    before = kube.apiserver.pid
+def test_objects_survive_a_killed_api_server(own_kube: ControlPlane) -> None:
+    """An API server that is killed loses nothing, and clients find it at the same address."""
+    path = "/api/v1/namespaces/default/configmaps"
+    own_kube.api.create(path, {"metadata": {"name": "kept"}})
+    before = own_kube.apiserver.pid
 
-    kube.restart_apiserver()
+    own_kube.restart_apiserver()
 
-    assert before != kube.apiserver.pid
-    assert kube.api.find(f"/api/v1/namespaces/{namespace}/configmaps/kept") is not None
+    assert before != own_kube.apiserver.pid
+    assert own_kube.api.find(f"{path}/kept") is not None
+
+
+def test_a_paused_api_server_answers_nobody_and_goes_on(own_kube: ControlPlane) -> None:
+    """Paused, it keeps clients waiting; then it answers them."""
+    impatient = own_kube.client(timeout_s=0.5)
+    own_kube.apiserver.pause()
+    with pytest.raises(TimeoutError):
+        impatient.get("/api/v1/namespaces/default")
+
+    own_kube.apiserver.resume()
+
+    assert own_kube.api.get("/api/v1/namespaces/default")
 
 
 def test_nothing_is_left_after_stop(programs: dict[str, Path]) -> None:
@@ -143,9 +156,12 @@ time.sleep(600)
 """
 
 
-def test_a_killed_test_process_leaves_nothing_behind(programs: dict[str, Path]) -> None:
+def test_a_killed_test_process_leaves_nothing_behind(programs: dict[str, Path], tmp_path: Path) -> None:
     """Its programs end with it, also one that is paused, and the next start removes its files."""
-    started = subprocess.Popen([sys.executable, "-c", CRASHING], stdout=subprocess.PIPE, text=True)
+    # A place of its own: elsewhere any start on this machine would clear it before we can look.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", CRASHING]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert started.stdout is not None
     with started, started.stdout as out:
         said = json.loads(out.readline())
@@ -154,9 +170,9 @@ def test_a_killed_test_process_leaves_nothing_behind(programs: dict[str, Path]) 
 
     gone, alive = psutil.wait_procs(running, timeout=10)
     assert (5, []) == (len(gone), alive)
-    assert Path(said["home"]).is_dir()
-    clear_left_over()
-    assert not Path(said["home"]).exists()
+    assert [Path(said["home"])] == [*tmp_path.iterdir()]
+    clear_left_over(tmp_path)
+    assert [] == [*tmp_path.iterdir()]
 
 
 def test_a_cluster_elsewhere_is_used_only_if_it_is_named_on_purpose(
@@ -190,15 +206,17 @@ def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:
         program.check()
 
 
-def test_directories_of_living_processes_are_left_alone() -> None:
-    """Clearing takes only what belongs to nobody."""
-    mine = working_directory()
-    clear_left_over()
-    assert mine.is_dir()
-    assert Path(tempfile.gettempdir()) == mine.parent
-    (mine / "owner.json").write_text('{"pid": 1, "started_at": "another"}')
-    clear_left_over()
-    assert not mine.exists()
+def test_directories_of_living_processes_are_left_alone(tmp_path: Path) -> None:
+    """Clearing takes only what belongs to nobody: neither a living owner's nor one that is being made."""
+    mine = working_directory(tmp_path)
+    half_made = tmp_path / "taskd-kube-half"
+    half_made.mkdir()
+
+    clear_left_over(tmp_path)
+    assert {mine, half_made} == {*tmp_path.iterdir()}
+
+    remove_directory(mine)
+    assert [half_made] == [*tmp_path.iterdir()]
 
 
 # ------------------------------------------------------------------------------------------ nodes and pods

@@ -6,7 +6,9 @@ so that it starts at once when the holder releases it.
 
 A process that was stopped (SIGSTOP, a frozen machine) goes on in the middle of whatever it did. Therefore
 holding is not a flag but a question to a clock that also counts while the machine sleeps, and
-``client.guarded(elector.check)`` asks it before each write::
+``client.guarded(elector.check)`` asks it before each write, the last time when the bytes go to the socket.
+Stopped in the microseconds after that, one write may still arrive late; nothing on this side can prevent it,
+so writes carry names, UIDs or versions that make a late one harmless::
 
     elector = Elector(client, "taskd-system", "taskd-controller", identity)
     writer = client.guarded(elector.check)

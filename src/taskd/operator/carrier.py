@@ -70,6 +70,7 @@ class Carrier:
     """UIDs of pods that were deleted on purpose: their going is no loss."""
     equipped: set[str] = field(default_factory=set)
     """UIDs of jobs whose helping objects are known to exist."""
+    _doors: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     async def carry(self, job: Job, actions: Sequence[Action], *, leader_ip: str) -> tuple[Failure, ...]:
         """Do all of it, side by side where the order does not matter; returns what was refused."""
@@ -125,14 +126,23 @@ class Carrier:
         name = services.leader_service_name(job)
         if manifest is None or name is None:
             return None
+        known = self.cluster.services.get(job.namespace, name)
+        ours = known is not None and known.metadata.controller_uid == job.uid
+        if known is not None and not ours:
+            return Failure(names.SYNC_SERVICE_FAILED, f"the Service {name} belongs to somebody else")
         try:
-            taken = await self._service(job.namespace, name)
-            if taken is not None and taken.metadata.controller_uid != job.uid:
-                return Failure(names.SYNC_SERVICE_FAILED, f"the Service {name} belongs to somebody else")
+            # Of one that is not ours the cache need not know. Without force the server refuses to change
+            # what another has written.
             service = await self.cluster.client.apply(
-                SERVICE, job.namespace, name, manifest, field_manager=MANAGER
+                SERVICE, job.namespace, name, manifest, field_manager=MANAGER, force=ours
             )
         except KubeError as error:
+            if isinstance(error, ApiError) and error.is_conflict:
+                return _failure(
+                    names.SYNC_SERVICE_FAILED,
+                    f"the Service {name} belongs to somebody else: {_words(error)}",
+                    error,
+                )
             return _failure(
                 names.SYNC_SERVICE_FAILED, f"unable to sync Service {name}: {_words(error)}", error
             )
@@ -161,15 +171,17 @@ class Carrier:
         What only failed for now is tried again: a pod may wait for such an object.
         """
         try:
-            if await self._service(job.namespace, names.PODS_SERVICE) is None:
-                service = await self.cluster.client.apply(
-                    SERVICE,
-                    job.namespace,
-                    names.PODS_SERVICE,
-                    services.pods_service(job.namespace),
-                    field_manager=MANAGER,
-                )
-                self.cluster.services.assume(service)
+            # One at a time for a namespace: its first jobs, if they come together, need one Service.
+            async with self._doors.setdefault(job.namespace, asyncio.Lock()):
+                if await self._service(job.namespace, names.PODS_SERVICE) is None:
+                    service = await self.cluster.client.apply(
+                        SERVICE,
+                        job.namespace,
+                        names.PODS_SERVICE,
+                        services.pods_service(job.namespace),
+                        field_manager=MANAGER,
+                    )
+                    self.cluster.services.assume(service)
             for manifest in volumes.config_maps(job):
                 await self._create_config_map(job, manifest)
         except ApiError as error:

@@ -19,19 +19,21 @@ from taskd.core.acjob import names, podgroups, pods, services, telling, validati
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Job, Slot
-from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.seen import Failure, PodGroupSeen, ServiceSeen, Snapshot
 from taskd.core.acjob.status import Status, stamp
 from taskd.kube.objects import Json, Pod
 from taskd.kube.resources import ASCENDJOB
 from taskd.kube.store import Change
-from taskd.operator.carrier import MANAGER, Carrier, pod_group_manifest
+from taskd.operator.carrier import MANAGER, Carrier
 from taskd.operator.cluster import Cluster, owner_keys
+from taskd.operator.forms import Form, Forms
 from taskd.operator.ranktables import RankTables
 from taskd.operator.views import see_group, slot_of, version_of
 
 Key = tuple[str, str]
 ROUNDS = 32
+CROWD = 8
+CROWDED_DELAYS = 10
 _CONDITIONS = (names.SYNC_POD_GROUP_FAILED, names.SYNC_SERVICE_FAILED, names.POD_CREATE_FAILED)
 log = structlog.get_logger()
 
@@ -49,6 +51,9 @@ class Later(Protocol):
     def add_after(self, key: Key, delay_s: float) -> None:
         """Look at the key again after so many seconds."""
 
+    def __len__(self) -> int:
+        """How many jobs wait for a look."""
+
 
 @dataclass(slots=True)
 class Reconciler:
@@ -64,6 +69,7 @@ class Reconciler:
     stored: Callable[[Json, Status, Status], None] = lambda _raw, _before, _after: None
     departed: dict[str, dict[Slot, int]] = field(default_factory=dict)
     """Pods that were seen to go, by the UID of their job."""
+    forms: Forms = field(default_factory=Forms)
     _unwritten: dict[str, float] = field(default_factory=dict)
     _told: dict[str, int] = field(default_factory=dict)
 
@@ -90,15 +96,19 @@ class Reconciler:
         """The jobs that a pod concerns."""
         return set() if pod is None else set(owner_keys(pod))
 
-    async def _snapshot(self, raw: Json, job: Job | None, failures: tuple[Failure, ...]) -> Snapshot:
+    async def _snapshot(
+        self, raw: Json, form: Form, job: Job | None, failures: tuple[Failure, ...]
+    ) -> Snapshot:
         uid = raw["metadata"]["uid"]
         found = self.cluster.pods_of(uid)
         return Snapshot(
             raw=raw,
+            job=form.job,
+            problems=form.problems,
             pods=found,
             gang=self.cluster.gang,
-            pod_group=self._group(job) if job else None,
-            service=self._service(job) if job else None,
+            pod_group=self._group(form, job) if job else None,
+            service=self._service(form, job) if job else None,
             needs_service=job is not None and job.leader is not None,
             extras=uid in self.carrier.equipped,
             missing_queue=self.cluster.missing_queue(raw),
@@ -107,27 +117,21 @@ class Reconciler:
             failures=failures,
         )
 
-    def _group(self, job: Job) -> PodGroupSeen | None:
+    def _group(self, form: Form, job: Job) -> PodGroupSeen | None:
         if self.cluster.groups is None:
             return None
         group = self.cluster.groups.get(job.namespace, job.pod_group)
         if group is None or group.metadata.controller_uid != job.uid:
             return None
         paused = group.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
-        try:
-            wanted = pod_group_manifest(job, paused=paused)["metadata"]["annotations"][names.APPLIED]
-        except QuantityError:
-            wanted = ""
-        return see_group(group, wanted)
+        return see_group(group, form.group_mark(job, paused=paused))
 
-    def _service(self, job: Job) -> ServiceSeen | None:
+    def _service(self, form: Form, job: Job) -> ServiceSeen | None:
         name = services.leader_service_name(job)
         service = self.cluster.services.get(job.namespace, name) if name else None
         if service is None or service.metadata.controller_uid != job.uid:
             return None
-        wanted = services.leader_service(job)
-        ports = {(port["name"], port["port"]) for port in wanted["spec"]["ports"]} if wanted else set()
-        current = {(port.name, port.port) for port in service.spec.ports} == ports
+        current = {(port.name, port.port) for port in service.spec.ports} == form.service_ports(job)
         return ServiceSeen(service.spec.cluster_ip, current=current and not service.metadata.is_terminating)
 
     # ---------------------------------------------------------------------------------- one job
@@ -140,10 +144,11 @@ class Reconciler:
             return True
         failures: tuple[Failure, ...] = ()
         for _ in range(ROUNDS):
-            job = _readable(raw)
+            form = self.forms.of(raw)
+            job = _readable(raw, form)
             if job is not None and job.suspend:
                 self.departed.pop(job.uid, None)  # whoever goes now was meant to
-            decision = decide(await self._snapshot(raw, job, failures), self.clock())
+            decision = decide(await self._snapshot(raw, form, job, failures), self.clock())
             if decision.status_first:
                 raw = await self._store(raw, decision.status)
                 if not decision.actions:
@@ -180,9 +185,15 @@ class Reconciler:
             return
         now = self.clock()
         since = self._unwritten.setdefault(uid, now)
-        if not telling.urgent(before, status) and now < since + self.status_delay_s:
-            self.later.add_after(key, since + self.status_delay_s - now)
-            return
+        if not telling.urgent(before, status):
+            # Where many jobs wait for their pods, those come before what is only told of others.
+            crowded = len(self.later) >= CROWD
+            delay_s = self.status_delay_s * (CROWDED_DELAYS if crowded else 1)
+            if now < since + delay_s:
+                # Later each time: a look is not free.
+                soon = max(self.status_delay_s, 2 * (now - since)) if crowded else delay_s
+                self.later.add_after(key, min(since + delay_s - now, soon))
+                return
         await self._store(raw, status)
 
     async def _store(self, raw: Json, status: Status) -> Json:
@@ -222,11 +233,12 @@ class Reconciler:
         self._told[metadata["uid"]] = form
         if int((raw.get("status") or {}).get("observedGeneration", -1)) == form:
             return  # a predecessor of this process has told it
-        problems = validation.validate(raw)
+        asked = self.forms.of(raw)
+        problems = validation.validate(raw, missing_queue=self.cluster.missing_queue(raw))
         for problem in problems:
             self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)
-        if not problems:
-            for reason, message in pods.warnings(jobs.read(raw), gang=self.cluster.gang):
+        if asked.job is not None:
+            for reason, message in pods.warnings(asked.job, gang=self.cluster.gang):
                 self.recorder.tell(raw, reason, message, warning=True)
 
     def _forget(self, raw: Json | None) -> None:
@@ -237,10 +249,11 @@ class Reconciler:
                 del memory[uid]
         self.carrier.equipped.intersection_update(alive)
         self.tables.forget(alive)
+        self.forms.forget(alive)
 
 
-def _readable(raw: Json) -> Job | None:
+def _readable(raw: Json, form: Form) -> Job | None:
     """The job, where it can be read at all; one with problems may not be."""
-    if validation.validate(raw) and not statuses.read(raw).completion_time:
-        return None
-    return jobs.read(raw)
+    if form.job is None and statuses.read(raw).completion_time:
+        return jobs.read(raw)
+    return form.job

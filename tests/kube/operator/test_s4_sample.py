@@ -44,7 +44,7 @@ def sample(town: Town) -> Sample:
 
 
 def test_s4_01_acjob_is_its_short_name(sample: Sample) -> None:
-    """kubectl finds the job under the short name."""
+    """Kubectl finds the job under the short name."""
     kube, namespace = sample.site.kube, sample.site.namespace
 
     assert f"ascendjob.mindxdl.gitee.com/{NAME}\n" == kube.kubectl(

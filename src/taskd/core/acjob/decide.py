@@ -44,16 +44,18 @@ def decide(seen: Snapshot, now: float) -> Decision:
         return Decision(status)
     if conditions.finished(status.conditions):
         # Neither what a job asks for nor what its queue says matters any more once it has ended.
-        return clean_up(jobs.read(seen.raw), seen, status, now)
+        return clean_up(seen.job or jobs.read(seen.raw), seen, status, now)
     status = replace(status, observed_generation=int(metadata.get("generation", 0)))
     if not status.conditions:
         # Whatever the first news is, the job was created: who waits for that condition need not be quick.
         status = _tell(status, _created(f"{metadata.get('namespace')}/{metadata.get('name')}"), now)
-    problems = validation.validate(seen.raw, missing_queue=seen.missing_queue)
+    problems = seen.problems
+    if problems is None or seen.missing_queue is not None:
+        problems = validation.validate(seen.raw, missing_queue=seen.missing_queue)
     if problems:
         told = Condition(names.FAILED, names.JOB_INVALID, validation.summary(problems))
         return Decision(_tell(status, told, now))
-    return _Course(jobs.read(seen.raw), seen, status, now).run()
+    return _Course(seen.job or jobs.read(seen.raw), seen, status, now).run()
 
 
 def _tell(status: Status, news: Condition, now: float) -> Status:

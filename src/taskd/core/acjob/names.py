@@ -172,4 +172,3 @@ SCHEDULE_POLICIES: Final = (
 )
 
 UNKNOWN_LABEL_VALUE: Final = "UnknownLabelValue"
-MOST_RETRIES: Final = 100

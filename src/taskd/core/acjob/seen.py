@@ -8,6 +8,7 @@ from typing import Final
 
 from taskd.core.acjob import names
 from taskd.core.acjob.job import Job, Json, Slot
+from taskd.core.acjob.validation import Problem
 
 PENDING: Final = "Pending"
 RUNNING: Final = "Running"
@@ -132,6 +133,10 @@ class Snapshot:
     departed: Mapping[Slot, int] = field(default_factory=dict)
     """The generation of the pod that was last seen to leave a place, while this process watched."""
     failures: tuple[Failure, ...] = ()
+    job: Job | None = None
+    """The job as `job.read` reads it, where somebody has done so already."""
+    problems: tuple[Problem, ...] | None = None
+    """What `validation.validate` says of it, queue apart, where somebody has asked already."""
 
 
 @dataclass(frozen=True, slots=True)

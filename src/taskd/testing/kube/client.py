@@ -145,7 +145,7 @@ class Api:
                 break
             try:
                 return _answer(*self._exchange(kept, method, target, data, headers))
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
                 # Closed by the server while it was idle; try the next one.
                 continue
         return _answer(*self._exchange(self.connect(), method, target, data, headers))

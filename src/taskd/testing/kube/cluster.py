@@ -58,10 +58,12 @@ class Cluster:
         self.api = self.client(token)
         self.kubeconfig = self.write_kubeconfig("admin", token)
 
-    def client(self, token: str | None = None, *, user_agent: str = "taskd-testing") -> Api:
+    def client(
+        self, token: str | None = None, *, user_agent: str = "taskd-testing", timeout_s: float = 30
+    ) -> Api:
         """Return a client of ours for a token (default: the administrator's)."""
         ca = str(self.ca) if self.ca is not None else None
-        return Api(self.url, ca=ca, token=token or self.token, user_agent=user_agent)
+        return Api(self.url, ca=ca, token=token or self.token, user_agent=user_agent, timeout_s=timeout_s)
 
     def write_kubeconfig(self, name: str, token: str, *, namespace: str = "default") -> Path:
         """Write a kubeconfig file for a token and return its path."""

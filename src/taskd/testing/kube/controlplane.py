@@ -10,7 +10,6 @@ import base64
 import json
 import os
 import secrets
-import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,13 @@ from typing import Final, Self
 from taskd.testing.kube import binaries
 from taskd.testing.kube.audit import POLICY, AuditLog
 from taskd.testing.kube.cluster import START_TIMEOUT_S, Cluster
-from taskd.testing.kube.processes import Program, ProgramFailed, free_port, working_directory
+from taskd.testing.kube.processes import (
+    Program,
+    ProgramFailed,
+    free_port,
+    remove_directory,
+    working_directory,
+)
 
 # Their own names, so that the audit log tells them from the administrator; the administrator's rights, which
 # spares the controller-manager forty service accounts at every start.
@@ -78,7 +83,7 @@ class ControlPlane(Cluster):
         # Their work is thrown away with the directory, so nobody needs to be asked politely.
         for program in reversed(self._programs.values()):
             program.kill()
-        shutil.rmtree(self._home, ignore_errors=True)
+        remove_directory(self._home)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -149,7 +154,9 @@ class ControlPlane(Cluster):
         """Become a client as soon as the API server has written its certificate."""
         certificate = self._home / "certificates" / "apiserver.crt"
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not certificate.exists():
+        # It is there for a moment before it is filled.
+        end = b"-----END CERTIFICATE-----\n"
+        while not certificate.exists() or not certificate.read_bytes().endswith(end):
             for program in self._programs.values():
                 program.check()
             if time.monotonic() > deadline:

@@ -30,6 +30,7 @@ from taskd.testing.kube import binaries
 from taskd.testing.kube.client import STRATEGIC, ApiError
 from taskd.testing.kube.cluster import Cluster
 from taskd.testing.kube.processes import Program
+from taskd.testing.kube.removal import Remover
 
 PREFIX: Final = "kubelet.taskd.test"
 HOLD: Final = f"{PREFIX}/hold"
@@ -48,7 +49,7 @@ _NODES: Final = "/api/v1/nodes"
 
 
 class Kubelets:
-    """The kwok program; one for all nodes of a cluster."""
+    """The kwok program, and what takes deleted pods away; one for all nodes of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         kwok = binaries.require("kwok")["kwok"]
@@ -69,14 +70,19 @@ class Kubelets:
             ],
             log=cluster.directory / "kwok.log",
         )
+        self._remover = Remover(
+            cluster, node_label=f"{_MANAGED}=kwok", stuck=STUCK, remove_after=REMOVE_AFTER
+        )
 
     def start(self) -> Self:
         """Start it; nodes that are added become Ready."""
         self.program.start()
+        self._remover.start()
         return self
 
     def stop(self) -> None:
-        """End it; nodes and pods stay as they are."""
+        """End it; nodes and pods stay as they are. It is not started a second time."""
+        self._remover.stop()
         self.program.kill()
 
     def __enter__(self) -> Self:

@@ -3,11 +3,11 @@
 A test process may be killed at any moment, and what it started must not outlive it: an API server that is
 left over holds a port and 300 MB. Two things see to that. The kernel ends each program when the thread
 that started it ends (``PR_SET_PDEATHSIG``); since that is the *thread*, not the process, one thread that
-lives as long as the process starts them all. And every working directory names its owner, so that the next
-start removes what a killed one could not.
+lives as long as the process starts them all. And every working directory is locked by its owner, so that
+the next start finds and removes what a killed one could not.
 """
 
-import json
+import fcntl
 import os
 import random
 import shutil
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -39,6 +38,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 _PORTS: Final = (20_000, 32_000)
 
 _PREFIX: Final = "taskd-kube-"
+_OWNER: Final = "owner"
+
+# The locks on our own working directories, held until they are removed or we end.
+_locks: dict[Path, int] = {}
 
 
 class ProgramFailed(RuntimeError):
@@ -197,36 +200,45 @@ def free_port() -> int:
     raise ProgramFailed(f"no free loopback port between {_PORTS[0]} and {_PORTS[1]}")
 
 
-def started_at(pid: int) -> str:
-    """Return the kernel's start time of a process, which tells it from a later one with the same id."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def working_directory() -> Path:
+def working_directory(parent: Path | None = None) -> Path:
     """Make a private working directory, and remove those whose owner is gone."""
-    clear_left_over()
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    owner = {"pid": os.getpid(), "started_at": started_at(os.getpid())}
-    (directory / "owner.json").write_text(json.dumps(owner))
+    parent = parent or Path(tempfile.gettempdir())
+    clear_left_over(parent)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    # Locked before it has its name, so that nobody finds it unlocked.
+    new = directory / ".owner"
+    lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    new.rename(directory / _OWNER)
+    _locks[directory] = lock
     return directory
 
 
-def clear_left_over() -> None:
-    """Remove working directories of processes that were killed. Their programs the kernel has ended."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def remove_directory(directory: Path) -> None:
+    """Remove a working directory of our own."""
+    shutil.rmtree(directory, ignore_errors=True)
+    lock = _locks.pop(directory, None)
+    if lock is not None:
+        os.close(lock)
+
+
+def clear_left_over(parent: Path | None = None) -> None:
+    """Remove working directories of processes that were killed. Their programs the kernel has ended.
+
+    A living owner holds a lock, which ends with it; a process id could be anybody's by now, or that of
+    another container that shares the directory.
+    """
+    for directory in (parent or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
         try:
-            owner = json.loads((directory / "owner.json").read_text())
-            pid, since = int(owner["pid"]), str(owner["started_at"])
-        except (OSError, ValueError, KeyError, TypeError):
-            # Another one is just being made, or it is not ours to judge; half-made ones go after an hour.
-            try:
-                if directory.stat().st_mtime > time.time() - 3600:
-                    continue
-            except OSError:
-                continue
-            pid, since = 0, ""
-        if not since or started_at(pid) != since:
+            lock = os.open(directory / _OWNER, os.O_RDWR)
+        except OSError:
+            # Just being made, or somebody else's.
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(directory, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)

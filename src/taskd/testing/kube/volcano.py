@@ -182,9 +182,11 @@ class VolcanoStandIn:
             try:
                 write.result()
             except (ApiError, OSError, http.client.HTTPException) as error:
-                # Something was deleted meanwhile, or the API server is away. The next session sees to it.
-                self.errors.append(error)
-                failed = True
+                # The API server is away, or refused. The next session sees to it. What was deleted meanwhile
+                # needs nothing more, and is no error.
+                if not (isinstance(error, ApiError) and error.code == http.client.NOT_FOUND):
+                    self.errors.append(error)
+                    failed = True
         return failed, used_s
 
     def _bind(self, pod: Object, node: str, notes: dict[str, str]) -> None:

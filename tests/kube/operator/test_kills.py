@@ -280,8 +280,8 @@ def test_a_controller_that_dies_at_a_write_is_followed_by_one_that_ends_at_the_s
         try:
             until(same, 20)
         except AssertionError:
-            texts = (pprint.pformat(end, width=200).splitlines() for end in (wanted[-1], found[-1]))
-            differences = "\n".join(difflib.unified_diff(*texts))
+            calm, shaken = (pprint.pformat(end, width=200).splitlines() for end in (wanted[-1], found[-1]))
+            differences = "\n".join(difflib.unified_diff(calm, shaken))
             pytest.fail(f"killed {point[1]} write {point[0]} of {immortal.proxy.writes}:\n{differences}")
         stage.site.delete(stage.job)
     # How many times pods are counted depends on how fast they start, so the last writes may not come.

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn
-from tests.kube.operator.site import Controller, Json, Site, until
+from tests.kube.operator.site import GROUPS, Controller, Json, Site, until
 from tests.kube.operator.small import PODS, conditions, delete_pod, small, uid, wait_running, wait_settled
 
 CORE = "/api/v1/namespaces/{}"
@@ -67,6 +67,36 @@ def test_a_service_of_somebody_else_is_not_taken_over(
     wait_running(site, "job")
     assert site.services()["acjob-pods"]["metadata"]["resourceVersion"] == made["acjob-pods"]
     assert conditions(site, "job")["Created"]["reason"] == "JobCreated"
+
+
+def test_a_pod_group_of_somebody_else_is_in_the_way_and_says_so(
+    kube: Cluster, site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
+) -> None:
+    """One that another controller manages is not changed; the job goes on when it is gone."""
+    nodes.add(1)
+    controller.stop()
+    site.submit(small())
+    name = f"job-{site.job('job')['metadata']['uid']}"
+    settings = kube.api.create(f"{CORE.format(site.namespace)}/configmaps", {"metadata": {"name": "owner"}})[
+        "metadata"
+    ]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": settings["uid"]}
+    group = kube.api.create(
+        GROUPS.format(site.namespace),
+        {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": name, "ownerReferences": [{**owner, "controller": True}]},
+            "spec": {"minMember": 7},
+        },
+    )
+    controller.start()
+    site.wait_state("job", "Created", "SyncPodGroupFailed")
+    (found,) = site.groups()
+    assert found["spec"]["minMember"] == 7
+    assert found["metadata"]["uid"] == group["metadata"]["uid"]
+    kube.api.delete(f"{GROUPS.format(site.namespace)}/{name}")
+    wait_settled(site, "job", 0)
 
 
 def test_a_config_map_that_a_user_made_is_used_as_it_is(

@@ -285,7 +285,7 @@ class History(RuleBasedStateMachine):
             self.the_scheduler_lets_it_in()
             self.pods_start()
         assert self.play.state in {"Running", *ENDS}, self.play.status
-        if not self.ended:
+        if self.play.state == "Running":
             sizes = {pod.annotations[names.WORLD_SIZE] for pod in self.play.pods.values() if not pod.backup}
             assert len(sizes) == 1, "all pods know the same size"
 

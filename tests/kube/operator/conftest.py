@@ -44,7 +44,9 @@ def site(kube: Cluster, namespace: str, crds: None) -> Site:
 @pytest.fixture
 def controller(site: Site, tmp_path: Path) -> Iterator[Controller]:
     """A running controller for the test's namespace."""
-    process = Controller(site.kube.kubeconfig, site.namespace, tmp_path / "controller.log").start()
+    # There is one at a time, so it needs no lease; on a busy machine it would lose it, or wait for its own.
+    log = tmp_path / "controller.log"
+    process = Controller(site.kube.kubeconfig, site.namespace, log, "--no-leader-elect").start()
     yield process
     _end(process)
 

@@ -50,7 +50,7 @@ class Controller:
             self.process = subprocess.Popen(self._command, stderr=stream, env=env)
         process = self.process
         try:
-            until(lambda: self.log.read_text().count(sign) > before or process.poll() is not None)
+            until(lambda: self.log.read_text().count(sign) > before or process.poll() is not None, 60)
         except AssertionError:
             self.kill()
             raise

@@ -80,7 +80,6 @@ def test_a_new_template_is_for_pods_to_come(
 
 
 STRANGE: dict[str, Json] = {
-    "no-container-of-ours": {"containers": [{"name": "main", "image": "a:1"}]},
     "several-containers": {
         "containers": [{"name": "logs", "image": "a:1"}, {"name": "ascend", "image": "a:1"}]
     },

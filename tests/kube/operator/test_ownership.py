@@ -7,7 +7,7 @@ import time
 import pytest
 
 from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn
-from tests.kube.operator.site import Controller, Json, Site, until
+from tests.kube.operator.site import GROUPS, Controller, Json, Site, until
 from tests.kube.operator.small import PODS, conditions, delete_pod, small, uid, wait_running, wait_settled
 
 CORE = "/api/v1/namespaces/{}"
@@ -69,6 +69,36 @@ def test_a_service_of_somebody_else_is_not_taken_over(
     assert conditions(site, "job")["Created"]["reason"] == "JobCreated"
 
 
+def test_a_pod_group_of_somebody_else_is_in_the_way_and_says_so(
+    kube: Cluster, site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
+) -> None:
+    """One that another controller manages is not changed; the job goes on when it is gone."""
+    nodes.add(1)
+    controller.stop()
+    site.submit(small())
+    name = f"job-{site.job('job')['metadata']['uid']}"
+    settings = kube.api.create(f"{CORE.format(site.namespace)}/configmaps", {"metadata": {"name": "owner"}})[
+        "metadata"
+    ]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": settings["uid"]}
+    group = kube.api.create(
+        GROUPS.format(site.namespace),
+        {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": name, "ownerReferences": [{**owner, "controller": True}]},
+            "spec": {"minMember": 7},
+        },
+    )
+    controller.start()
+    site.wait_state("job", "Created", "SyncPodGroupFailed")
+    (found,) = site.groups()
+    assert found["spec"]["minMember"] == 7
+    assert found["metadata"]["uid"] == group["metadata"]["uid"]
+    kube.api.delete(f"{GROUPS.format(site.namespace)}/{name}")
+    wait_settled(site, "job", 0)
+
+
 def test_a_config_map_that_a_user_made_is_used_as_it_is(
     kube: Cluster, site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
 ) -> None:
@@ -77,7 +107,7 @@ def test_a_config_map_that_a_user_made_is_used_as_it_is(
     maps = f"{CORE.format(site.namespace)}/configmaps"
     body = {"metadata": {"name": "reset-config-job"}, "data": {"mine": "yes"}}
     made = kube.api.create(maps, body)["metadata"]
-    site.submit(small())
+    site.submit(small(annotations={"recover-strategy": "recover"}))
     wait_running(site, "job")
     site.delete("job")
     until(lambda: not site.pods("job"))
@@ -155,8 +185,6 @@ def test_the_end_of_a_namespace_is_the_end_of_its_jobs(
     kube.api.delete(f"{PODS.format(site.namespace)}", grace_s=0)
     until(lambda: kube.api.find(CORE.format(site.namespace)) is None, 60)
     if reborn:
-        controller.stop()  # its lease went with the namespace
         kube.create_namespace(site.namespace)
-        controller.start()
         site.submit(small())
         wait_settled(site, "job", 0)

@@ -1,4 +1,4 @@
-"""Make deploy/crd/ascendjobs.yaml: our own description of AscendJob with the pod template of Kubernetes in it.
+"""Make deploy/crd/ascendjobs.yaml: our description of AscendJob with Kubernetes' pod template in it.
 
     kubectl get --raw /openapi/v3/api/v1 | python tools/crd.py > deploy/crd/ascendjobs.yaml
 
@@ -80,7 +80,8 @@ def _structural(schema: Schema, schemas: dict[str, Schema]) -> Schema:
             return {"type": "array", "items": _structural(items, schemas)}
         case {"type": "string" | "integer" | "number" | "boolean"}:
             return {key: schema[key] for key in ("type", "format") if key in schema}
-    raise UnknownShape(json.dumps(schema)[:300])
+        case _:
+            raise UnknownShape(json.dumps(schema)[:300])
 
 
 def fill(node: Any, schemas: dict[str, Schema]) -> Any:  # noqa: ANN401 - any part of a YAML document
@@ -94,7 +95,8 @@ def fill(node: Any, schemas: dict[str, Schema]) -> Any:  # noqa: ANN401 - any pa
             return {key: fill(value, schemas) for key, value in node.items()}
         case list():
             return [fill(value, schemas) for value in node]
-    return node
+        case _:
+            return node
 
 
 class _Dumper(yaml.SafeDumper):

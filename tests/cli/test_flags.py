@@ -268,6 +268,34 @@ def test_defaults_are_taskds_own() -> None:
     assert 0 == parse("--max-restarts", "0").max_restarts
 
 
+@pytest.mark.parametrize(
+    ("env", "wanted"),
+    [
+        ({"TASKD_RECOVER_STRATEGY": "recover, dump"}, ("recover", "dump")),
+        ({"TASKD_RECOVER_STRATEGY": ""}, ()),
+        ({"PROCESS_RECOVER": "on", "HIGH_AVAILABILITY": "dump,recover"}, ("dump", "recover", "exit")),
+        (
+            {"PROCESS_RECOVER": "on", "HIGH_AVAILABILITY": "recover", "ENABLE_RESTART_FAULT_PROCESS": "on"},
+            ("recover-in-place", "recover", "exit"),
+        ),
+        ({"HIGH_AVAILABILITY": "recover"}, ()),
+    ],
+)
+def test_a_pod_s_environment_says_which_recovery_is_allowed(
+    env: dict[str, str], wanted: tuple[str, ...]
+) -> None:
+    """The list that the operator injects, else the reference operator's switches; a flag wins over both."""
+    assert wanted == parse(machine=make_machine(env=env)).recover_strategies
+    assert ("retry",) == parse(
+        "--recover-strategy", "retry", machine=make_machine(env=env)
+    ).recover_strategies
+
+
+def test_a_wrong_strategy_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(FlagError, match=r"TASKD_RECOVER_STRATEGY=pray in the environment.*not pray"):
+        parse(machine=make_machine(env={"TASKD_RECOVER_STRATEGY": "pray"}))
+
+
 def test_own_flags_arrive() -> None:
     """Each of TaskD's flags has its field."""
     spec = parse(

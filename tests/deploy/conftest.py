@@ -1,7 +1,7 @@
 """Real API servers for the tests of what is installed.
 
-Two of them. One has AscendJob defined, for the tests of the definition and the samples; each test has a namespace of its
-own there. The other begins empty, for the tests that install and remove everything, so that they cannot take the
+One has AscendJob defined, for the tests of the definition and the samples; each test has a namespace of its
+own there. Others begin empty, for the tests that install and remove everything: those cannot take the
 definition away from the others.
 """
 
@@ -16,7 +16,7 @@ from taskd.testing.kube import Cluster, ControlPlane, Unavailable, require
 from tests.deploy.support import CRD, wait_until_served
 
 NOT_SHOWN = "nothing is shown about the installation on Kubernetes"
-ON_A_CLUSTER = {"cluster", "empty_cluster"}
+ON_A_CLUSTER = {"cluster", "empty_cluster", "kustomized", "installed"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A control plane for the tests of the definition and the samples."""
-    with _control_plane() as plane:
+    with control_plane() as plane:
         yield plane
         plane.api.close()
 
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def empty_cluster() -> Iterator[Cluster]:
     """A control plane that knows nothing of ours; tests that share it clean up after themselves."""
-    with _control_plane() as plane:
+    with control_plane() as plane:
         yield plane
         plane.api.close()
 
@@ -66,10 +66,11 @@ def helm() -> Path:
         _give_up(f"{error}")
 
 
-def _control_plane() -> ControlPlane:
+def control_plane(*, audit: bool = False) -> ControlPlane:
+    """Return a control plane that is not started yet; skip where there can be none."""
     try:
-        # Nothing here runs pods, so nobody has to place them.
-        return ControlPlane(scheduler=False)
+        # Pods are placed by the stand-in for Volcano, or by nobody.
+        return ControlPlane(scheduler=False, audit=audit)
     except Unavailable as error:
         _give_up(f"{error}")
 

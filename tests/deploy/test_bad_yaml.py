@@ -15,21 +15,53 @@ POLICY = "spec/runPolicy"
 # What is wrong: the field, its value, and the words that must be in the answer.
 REFUSED = {
     "no replicaSpecs": ("spec/replicaSpecs", MISSING, "spec.replicaSpecs: Required value"),
-    "replicaSpecs is a list": ("spec/replicaSpecs", [{"Master": {}}], 'unknown field "spec.replicaSpecs[0].Master"'),
-    "replicaSpecs is text": ("spec/replicaSpecs", "Master", "spec.replicaSpecs in body must be of type object"),
+    "replicaSpecs is a list": (
+        "spec/replicaSpecs",
+        [{"Master": {}}],
+        'unknown field "spec.replicaSpecs[0].Master"',
+    ),
+    "replicaSpecs is text": (
+        "spec/replicaSpecs",
+        "Master",
+        "spec.replicaSpecs in body must be of type object",
+    ),
     "a role is a number": (ROLE, 1, "spec.replicaSpecs.Master in body must be of type object"),
-    "replicas is text": (f"{ROLE}/replicas", "two", "spec.replicaSpecs.Master.replicas in body must be of type integer"),
+    "replicas is text": (
+        f"{ROLE}/replicas",
+        "two",
+        "spec.replicaSpecs.Master.replicas in body must be of type integer",
+    ),
     "replicas is a number in quotes": (
         *(f"{ROLE}/replicas", "2", "spec.replicaSpecs.Master.replicas in body must be of type integer"),
     ),
-    "replicas is a fraction": (f"{ROLE}/replicas", 1.5, "spec.replicaSpecs.Master.replicas in body must be of type integer"),
-    "restartPolicy is a number": (f"{ROLE}/restartPolicy", 0, "restartPolicy in body must be of type string"),
-    "template is a list": (f"{ROLE}/template", [{}], "spec.replicaSpecs.Master.template in body must be of type object"),
-    "no containers": (f"{POD}/containers", MISSING, "spec.replicaSpecs.Master.template.spec.containers: Required value"),
-    "containers without dashes": (
-        *(f"{POD}/containers", {"name": "ascend"}, 'unknown field "spec.replicaSpecs.Master.template.spec.containers.name"'),
+    "replicas is a fraction": (
+        f"{ROLE}/replicas",
+        1.5,
+        "spec.replicaSpecs.Master.replicas in body must be of type integer",
     ),
-    "a container is only a name": (f"{POD}/containers", ["ascend"], "containers[0] in body must be of type object"),
+    "restartPolicy is a number": (f"{ROLE}/restartPolicy", 0, "restartPolicy in body must be of type string"),
+    "template is a list": (
+        f"{ROLE}/template",
+        [{}],
+        "spec.replicaSpecs.Master.template in body must be of type object",
+    ),
+    "no containers": (
+        f"{POD}/containers",
+        MISSING,
+        "spec.replicaSpecs.Master.template.spec.containers: Required value",
+    ),
+    "containers without dashes": (
+        *(
+            f"{POD}/containers",
+            {"name": "ascend"},
+            'unknown field "spec.replicaSpecs.Master.template.spec.containers.name"',
+        ),
+    ),
+    "a container is only a name": (
+        f"{POD}/containers",
+        ["ascend"],
+        "containers[0] in body must be of type object",
+    ),
     "env without dashes": (f"{MAIN}/env", {"A": "1"}, 'template.spec.containers[0].env.A"'),
     "a variable is a number": (
         *(f"{MAIN}/env", [{"name": "A", "value": 1}], "env[0].value in body must be of type string"),
@@ -41,42 +73,90 @@ REFUSED = {
         *(f"{MAIN}/env", [{"name": "A", "valueFrom": {"fieldRef": "status.podIP"}}]),
         "env[0].valueFrom.fieldRef in body must be of type object",
     ),
-    "command is one text": (f"{MAIN}/command", "/bin/bash -c", "containers[0].command in body must be of type array"),
+    "command is one text": (
+        f"{MAIN}/command",
+        "/bin/bash -c",
+        "containers[0].command in body must be of type array",
+    ),
     "a port is text": (
-        *(f"{MAIN}/ports", [{"containerPort": "2222"}], "ports[0].containerPort in body must be of type integer"),
+        *(
+            f"{MAIN}/ports",
+            [{"containerPort": "2222"}],
+            "ports[0].containerPort in body must be of type integer",
+        ),
     ),
     "ports is a number": (f"{MAIN}/ports", 2222, "containers[0].ports in body must be of type array"),
     "limits is a list": (
         *(f"{MAIN}/resources/limits", ["huawei.com/Ascend910: 8"]),
         "resources.limits in body must be of type object",
     ),
-    "an amount is a word": (f"{MAIN}/resources/limits", {"cpu": "two"}, "resources.limits.cpu in body should match"),
+    "an amount is a word": (
+        f"{MAIN}/resources/limits",
+        {"cpu": "two"},
+        "resources.limits.cpu in body should match",
+    ),
     "an amount is a list": (f"{MAIN}/resources/limits", {"cpu": [2]}, "resources.limits.cpu"),
     "an amount is a map": (f"{MAIN}/resources/limits", {"cpu": {"a": 2}}, "resources.limits.cpu"),
     "an amount is a boolean": (f"{MAIN}/resources/limits", {"cpu": True}, "resources.limits.cpu"),
-    "hostNetwork is text": (f"{POD}/hostNetwork", "true", "template.spec.hostNetwork in body must be of type boolean"),
+    "hostNetwork is text": (
+        f"{POD}/hostNetwork",
+        "true",
+        "template.spec.hostNetwork in body must be of type boolean",
+    ),
     "a node label is a boolean": (
         *(f"{POD}/nodeSelector", {"fast": True}, "nodeSelector.fast in body must be of type string"),
     ),
     "volumes is a map": (f"{POD}/volumes", {"code": {}}, 'template.spec.volumes.code"'),
     "a pod label is a number": (
-        *(f"{ROLE}/template/metadata/labels", {"version": 1}, "metadata.labels.version in body must be of type string"),
+        *(
+            f"{ROLE}/template/metadata/labels",
+            {"version": 1},
+            "metadata.labels.version in body must be of type string",
+        ),
     ),
     "a label of the job is a number": ("metadata/labels/fault-retry-times", 3, "labels of type string"),
     "an annotation of the job is a list": ("metadata/annotations/recover-strategy", ["retry"], "annotations"),
     "runPolicy is text": (POLICY, "Never", "spec.runPolicy in body must be of type object"),
-    "backoffLimit is text": (f"{POLICY}/backoffLimit", "3", "spec.runPolicy.backoffLimit in body must be of type integer"),
-    "suspend is text": (f"{POLICY}/suspend", "on", "spec.runPolicy.suspend in body must be of type boolean"),
-    "schedulingPolicy is a list": (f"{POLICY}/schedulingPolicy", [], "runPolicy.schedulingPolicy in body must be of type object"),
-    "minAvailable is text": (
-        *(f"{POLICY}/schedulingPolicy/minAvailable", "2", "schedulingPolicy.minAvailable in body must be of type integer"),
+    "backoffLimit is text": (
+        f"{POLICY}/backoffLimit",
+        "3",
+        "spec.runPolicy.backoffLimit in body must be of type integer",
     ),
-    "successPolicy is a number": ("spec/successPolicy", 1, "spec.successPolicy in body must be of type string"),
-    "schedulerName is a list": ("spec/schedulerName", ["volcano"], "spec.schedulerName in body must be of type string"),
+    "suspend is text": (f"{POLICY}/suspend", "on", "spec.runPolicy.suspend in body must be of type boolean"),
+    "schedulingPolicy is a list": (
+        f"{POLICY}/schedulingPolicy",
+        [],
+        "runPolicy.schedulingPolicy in body must be of type object",
+    ),
+    "minAvailable is text": (
+        *(
+            f"{POLICY}/schedulingPolicy/minAvailable",
+            "2",
+            "schedulingPolicy.minAvailable in body must be of type integer",
+        ),
+    ),
+    "successPolicy is a number": (
+        "spec/successPolicy",
+        1,
+        "spec.successPolicy in body must be of type string",
+    ),
+    "schedulerName is a list": (
+        "spec/schedulerName",
+        ["volcano"],
+        "spec.schedulerName in body must be of type string",
+    ),
     "spec is a list": ("spec", [], "spec in body must be of type object"),
     "a name in capitals": ("metadata/name", "Test_Job", 'Invalid value: "Test_Job"'),
-    "a misspelt kind": ("kind", "AscendJobs", 'no matches for kind "AscendJobs" in version "mindxdl.gitee.com/v1"'),
-    "another version": ("apiVersion", "mindxdl.gitee.com/v2", 'no matches for kind "AscendJob" in version "mindxdl.gitee.com/v2"'),
+    "a misspelt kind": (
+        "kind",
+        "AscendJobs",
+        'no matches for kind "AscendJobs" in version "mindxdl.gitee.com/v1"',
+    ),
+    "another version": (
+        "apiVersion",
+        "mindxdl.gitee.com/v2",
+        'no matches for kind "AscendJob" in version "mindxdl.gitee.com/v2"',
+    ),
     "a misspelt field": (f"{POLICY}/cleanPodPolcy", "All", 'unknown field "spec.runPolicy.cleanPodPolcy"'),
     "a field in the wrong place": ("spec/backoffLimit", 3, 'unknown field "spec.backoffLimit"'),
 }
@@ -191,7 +271,7 @@ def test_a_bad_change_leaves_the_job_as_it_was(cluster: Cluster, crd: None, name
 def test_a_client_that_does_not_ask_for_strictness_is_refused_too(
     cluster: Cluster, crd: None, namespace: str, path: str, value: object, says: str
 ) -> None:
-    """kubectl finds these by their unknown fields; the schema finds them for everybody else."""
+    """To kubectl these are unknown fields; the schema finds them for everybody else."""
     with pytest.raises(ApiError) as refused:
         cluster.api.create(JOBS.format(namespace), changed(sample(), path, value))
 

@@ -1,10 +1,14 @@
 """The definition of AscendJob on a real API server."""
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from taskd.core.acjob import conditions, faults
+from taskd.core.acjob.seen import Ended, PodSeen
+from taskd.core.acjob.status import Status
 from taskd.testing.kube import Cluster
 from tests.deploy.support import CRD, JOBS, SAMPLE, Document, changed, load, sample
 from tools import crd as generator
@@ -15,7 +19,7 @@ TEMPLATE = "spec/replicaSpecs/Master/template"
 
 
 def test_kubectl_apply_takes_it_without_a_warning(cluster: Cluster, crd: None) -> None:
-    """Also by client-side apply, whose copy in an annotation has a limit of 256 KiB; again changes nothing."""
+    """By client-side apply too, whose copy in an annotation is limited to 256 KiB; twice changes nothing."""
     said = cluster.kubectl("apply", "-f", str(CRD), check=False)
 
     assert f"customresourcedefinition.apiextensions.k8s.io/{NAME} unchanged\n" == said
@@ -140,7 +144,9 @@ def test_an_unknown_pod_field_survives_kubectl_apply(cluster: Cluster, crd: None
         assert f"ascendjob.mindxdl.gitee.com/default-test-pytorch {answer}\n" == said
 
     stored = cluster.api.get(f"{JOBS.format(namespace)}/default-test-pytorch")
-    assert {"nested": [1, {"deep": "kept"}]} == stored["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["futureField"]
+    assert {"nested": [1, {"deep": "kept"}]} == stored["spec"]["replicaSpecs"]["Master"]["template"]["spec"][
+        "futureField"
+    ]
 
 
 def test_nothing_is_filled_in(cluster: Cluster, crd: None, namespace: str) -> None:
@@ -174,10 +180,10 @@ def test_an_empty_field_counts_as_not_set(cluster: Cluster, crd: None, namespace
     assert "env" not in template["spec"]["containers"][0]
 
 
-@pytest.mark.parametrize(
-    "amount", [2, "2", 0.5, "500m", "1.5Gi", "1e3", "10Ki", 0, "-1"], ids=lambda amount: repr(amount)
-)
-def test_an_amount_is_what_a_pod_takes(cluster: Cluster, crd: None, namespace: str, amount: float | str) -> None:
+@pytest.mark.parametrize("amount", [2, "2", 0.5, "500m", "1.5Gi", "1e3", "10Ki", 0, "-1"], ids=repr)
+def test_an_amount_is_what_a_pod_takes(
+    cluster: Cluster, crd: None, namespace: str, amount: float | str
+) -> None:
     """Whole numbers, fractions and text with a unit, stored as written."""
     where = f"{TEMPLATE}/spec/containers/0/resources/limits"
 
@@ -198,6 +204,40 @@ def test_a_status_may_be_written_in_parts(cluster: Cluster, crd: None, namespace
     assert {"restarts": 1, "fromALaterVersion": {"a": [1]}, "observedGeneration": 1} == written["status"]
     assert "volcano" == written["spec"]["schedulerName"]
     assert 1 == written["metadata"]["generation"]
+
+
+def test_whatever_the_controller_may_write_fits(cluster: Cluster, crd: None, namespace: str) -> None:
+    """Every field of its status, with the fault of a pod that a signal ended, is accepted and kept."""
+    cluster.kubectl("apply", "-n", namespace, "-f", str(SAMPLE))
+    end = Ended("ascend", 137, 9, reason="OOMKilled", message="…", at="2024-01-01T10:00:00Z")
+    pod = PodSeen("a", "uid", None, node="node-1", ended=(end,))
+    status = Status(
+        conditions=conditions.read([condition("Created", "JobCreated"), condition("Running", "JobRunning")]),
+        replicas={"Master": {"active": 1, "pending": 0, "succeeded": 0, "failed": 0}},
+        start_time="2024-01-01T10:00:00Z",
+        completion_time="2024-01-01T10:00:00Z",
+        observed_generation=1,
+        restarts=2,
+        voluntary=1,
+        retries=1,
+        stable=True,
+        whole_job=True,
+        leader_ip="10.0.0.1",
+        ready="1/2",
+        strategy="retry,recover",
+        last_fault=faults.describe(pod, "pod-failed", "2024-01-01T10:00:00Z"),
+        causes={"pod-failed": 2},
+        handled={"request-1": 2},
+    )
+    assert [] == [field.name for field in fields(status) if not getattr(status, field.name)]
+    body = {**status.as_json(), "lastReconcileTime": "2024-01-01T10:00:00Z"}
+    asked = {
+        "requests": [{"id": "request-1", "scope": "job", "pods": ["a"], "reason": "…", "voluntary": True}]
+    }
+
+    written = write_status(cluster, namespace, {**body, **asked})
+
+    assert {**body, **asked} == written["status"]
 
 
 def test_the_status_of_an_applied_job_is_ignored(cluster: Cluster, crd: None, namespace: str) -> None:
@@ -266,4 +306,5 @@ def filled(schema: Document, schemas: dict[str, Document]) -> Any:
             return 7
         case {"type": "boolean"}:
             return True
-    raise AssertionError(schema)
+        case _:
+            raise AssertionError(schema)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.core.acjob import job, pods, validation
 from taskd.testing.kube import Cluster
 from tests.deploy.support import EXAMPLES, ROOT, SAMPLE, load, sample
 
@@ -15,7 +16,10 @@ PUBLISHED_SHA256 = "cd0414fb44ab2259f3a60820e5e1ff65ba2df0dd6c789575f573f8b5ea9c
 GUIDES = {
     "pytorch_hot_switching.yaml": ({"subHealthyStrategy": "hotSwitch"}, {}),
     "pytorch_process_rescheduling.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "recover"}),
-    "pytorch_recover_in_place.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "recover-in-place"}),
+    "pytorch_recover_in_place.yaml": (
+        {"fault-scheduling": "grace"},
+        {"recover-strategy": "recover-in-place"},
+    ),
     "pytorch_online_recovery.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "retry"}),
 }
 
@@ -29,13 +33,13 @@ def test_s4_4_the_sample_of_the_guide_is_there_to_the_letter() -> None:
 
 def test_the_sample_means_what_the_guide_says() -> None:
     """The indentation puts every part where it belongs."""
-    job = sample()
-    roles = job["spec"]["replicaSpecs"]
+    published = sample()
+    roles = published["spec"]["replicaSpecs"]
     pod = roles["Master"]["template"]["spec"]
     (container,) = pod["containers"]
 
-    assert "default-test-pytorch" == job["metadata"]["name"]
-    assert {"minAvailable": 2, "queue": "default"} == job["spec"]["runPolicy"]["schedulingPolicy"]
+    assert "default-test-pytorch" == published["metadata"]["name"]
+    assert {"minAvailable": 2, "queue": "default"} == published["spec"]["runPolicy"]["schedulingPolicy"]
     assert roles["Master"] == {**roles["Worker"], "template": roles["Master"]["template"]}
     assert roles["Master"]["template"] == roles["Worker"]["template"]
     (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -49,12 +53,12 @@ def test_the_sample_means_what_the_guide_says() -> None:
 @pytest.mark.parametrize("file", sorted(GUIDES))
 def test_the_samples_of_the_recovery_guides_have_what_the_guides_ask_for(file: str) -> None:
     """The label or strategy of the guide, and TaskD's port in all pods."""
-    (job,) = load((ROOT / "examples" / file).read_text("utf-8"))
+    (sent,) = load((ROOT / "examples" / file).read_text("utf-8"))
     labels, annotations = GUIDES[file]
 
-    assert labels.items() <= job["metadata"]["labels"].items()
-    assert annotations.items() <= job["metadata"]["annotations"].items()
-    for role in job["spec"]["replicaSpecs"].values():
+    assert labels.items() <= sent["metadata"]["labels"].items()
+    assert annotations.items() <= sent["metadata"]["annotations"].items()
+    for role in sent["spec"]["replicaSpecs"].values():
         (container,) = role["template"]["spec"]["containers"]
         assert {"containerPort": 9601, "name": "taskd-port"} in container["ports"]
         assert "train_start.sh /job/code /job/output pretrain_gpt.py" in container["args"][0]
@@ -73,8 +77,8 @@ def test_a_sample_is_taken_unchanged(cluster: Cluster, crd: None, namespace: str
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_pods_of_a_sample_are_pods(cluster: Cluster, namespace: str, path: Path) -> None:
     """Every template makes a Pod that a real API server takes, so no job fails for its sample's sake."""
-    (job,) = load(path.read_text("utf-8"))
-    for role, spec in job["spec"]["replicaSpecs"].items():
+    (sent,) = load(path.read_text("utf-8"))
+    for role, spec in sent["spec"]["replicaSpecs"].items():
         template = spec["template"]
         pod = {
             "apiVersion": "v1",
@@ -83,8 +87,21 @@ def test_the_pods_of_a_sample_are_pods(cluster: Cluster, namespace: str, path: P
             "spec": {**template["spec"], "restartPolicy": spec["restartPolicy"]},
         }
         cluster.api.request(
-            "POST", f"/api/v1/namespaces/{namespace}/pods", pod, query={"dryRun": "All", "fieldValidation": "Strict"}
+            "POST",
+            f"/api/v1/namespaces/{namespace}/pods",
+            pod,
+            query={"dryRun": "All", "fieldValidation": "Strict"},
         )
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_controller_finds_nothing_wrong_with_a_sample(path: Path) -> None:
+    """No mistake, and no warning either."""
+    (raw,) = load(path.read_text("utf-8"))
+    raw["metadata"] |= {"namespace": "default", "uid": "1"}
+
+    assert () == validation.validate(raw)
+    assert () == pods.warnings(job.read(raw), gang=True)
 
 
 def test_every_sample_is_in_the_guide() -> None:
@@ -103,4 +120,6 @@ def test_every_promise_is_in_the_table() -> None:
     for number, tests in rows:
         for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
             text = (ROOT / "tests" / file).read_text("utf-8")
-            assert re.search(rf"^ *(?:async )?def {test}\(", text, re.MULTILINE), f"S4-{number}: {file}::{test}"
+            assert re.search(rf"^ *(?:async )?def {test}\(", text, re.MULTILINE), (
+                f"S4-{number}: {file}::{test}"
+            )

@@ -46,14 +46,14 @@ def pytest_pyfunc_call() -> Iterator[None]:
     try:
         return (yield)
     except Unavailable as error:
-        leave_out(error)
+        leave_out(str(error))
 
 
-def leave_out(error: Unavailable) -> NoReturn:
+def leave_out(reason: str) -> NoReturn:
     """Skip, or fail where a skip would go unseen."""
     if os.environ.get("CI"):
-        pytest.fail(f"{NOT_SHOWN}: {error}", pytrace=False)
-    pytest.skip(f"{NOT_SHOWN}: {error}")
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def programs() -> dict[str, Path]:
     try:
         return require(*CONTROL_PLANE)
     except Unavailable as error:
-        leave_out(error)
+        leave_out(f"{NOT_SHOWN}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -72,13 +72,20 @@ def kube(programs: dict[str, Path]) -> Iterator[Cluster]:
         try:
             named = existing(programs["kubectl"], Path(directory))
         except Unavailable as error:
-            leave_out(error)
+            leave_out(f"{NOT_SHOWN}: {error}")
         if named is not None:
             with Kubelets(named):
                 yield named
             return
         with ControlPlane(audit=True) as plane, Kubelets(plane):
             yield plane
+
+
+@pytest.fixture
+def own_kube(programs: dict[str, Path]) -> Iterator[ControlPlane]:
+    """A control plane of the test's own, for what the others must not feel (outages, other settings)."""
+    with ControlPlane(audit=True) as plane, Kubelets(plane):
+        yield plane
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_they_are_built_once(machine: Machine) -> None:
-    """The second asks finds what the first built; only the module that is needed is built."""
+    """Who asks again finds what the first built; only the module that is needed is built."""
     machine.with_go()
 
     first = binaries.require("kwok")
@@ -136,7 +136,7 @@ def test_the_flags_are_in_the_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
     before = module.key()
     flags = module.flags()
 
-    monkeypatch.setattr(binaries.GoModule, "flags", lambda self: [*flags, "-race"])
+    monkeypatch.setattr(binaries.GoModule, "flags", lambda _: [*flags, "-race"])
 
     assert before != module.key()
 

@@ -83,22 +83,34 @@ async def test_no_answer_is_unreachable() -> None:
         with pytest.raises(ApiUnreachable, match="in time"):
             await client.get(POD, "default", "a")
 
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 5
     await asyncio.sleep(0.05)
 
 
 async def test_waiting_for_a_connection_does_not_count_as_slowness() -> None:
-    """Fifty requests on one connection all end well, although together they last longer than the limit."""
+    """Thirty requests on one connection all end well, although together they last longer than the limit."""
 
     class Slow(FakeApi):
         async def handle(self, request: web.Request) -> web.StreamResponse:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             return await super().handle(request)
 
-    async with Slow().serve() as config, KubeClient(config, Limits(connections=1, request_s=0.5)) as client:
-        made = await asyncio.gather(*(client.create(POD, "default", pod(f"p{n}")) for n in range(50)))
+    async with Slow().serve() as config, KubeClient(config, Limits(connections=1, request_s=2)) as client:
+        made = await asyncio.gather(*(client.create(POD, "default", pod(f"p{n}")) for n in range(30)))
 
-        assert 50 == len(made)
+        assert 30 == len(made)
+
+
+async def test_an_expired_page_begins_the_list_anew() -> None:
+    """Nothing is there twice, and nothing is missing."""
+    api = FakeApi(expire_pages=True)
+    for number in range(25):
+        api.put(pod(f"p{number:02}"))
+    async with api.serve() as config, KubeClient(config) as client:
+        listing = await client.list(POD, "default", page=10)
+
+        assert [f"p{number:02}" for number in range(25)] == [p.metadata.name for p in listing.items]
+        assert "25" == listing.resource_version
 
 
 async def test_the_token_file_is_read_again_when_the_token_is_refused(tmp_path: Path) -> None:
@@ -171,6 +183,31 @@ async def test_a_guard_stops_every_write_and_no_reading() -> None:
         assert before == len(api.seen)
 
         await writer.list(POD, "default")
+
+
+async def test_the_guard_is_asked_in_the_moment_of_writing() -> None:
+    """Lost between the call and the bytes: nothing reaches the server, and the client goes on working."""
+    asked = 0
+
+    def guard() -> float:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise NotLeader("lost on the way")
+        return 5.0
+
+    api = FakeApi()
+    async with api.serve() as config, KubeClient(config) as client:
+        writer = client.guarded(guard)
+        with pytest.raises(NotLeader, match="on the way"):
+            await writer.create(POD, "default", pod("a"))
+
+        assert [] == api.seen
+
+        await writer.create(POD, "default", pod("a"))
+
+        assert [b'{"apiVersion":"v1","kind":"Pod"'] == [seen.body[:31] for seen in api.seen]
+        assert "application/json" == api.seen[0].headers["Content-Type"]
 
 
 async def test_every_request_names_us_and_is_counted() -> None:

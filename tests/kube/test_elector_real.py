@@ -21,25 +21,30 @@ from taskd.kube.errors import NotLeader
 from taskd.kube.resources import CONFIG_MAP, LEASE
 from taskd.testing.kube import Cluster, ControlPlane
 
-TIMES = LeaseTimes(duration_s=2.0, renew_deadline_s=1.2, retry_s=0.3)
+# As short as a loaded machine allows; where time is not the point, leases are long.
+TIMES = LeaseTimes(duration_s=4.0, renew_deadline_s=2.5, retry_s=0.5)
+LONG = LeaseTimes(duration_s=60, renew_deadline_s=40, retry_s=10)
 
 # Writes a number into a ConfigMap as fast as it can while it leads; whoever leads next continues the count.
 SCRIPT = """
-import asyncio, sys
+import asyncio, contextlib, sys
 from taskd.core.lease import LeaseTimes
 from taskd.kube.client import KubeClient
 from taskd.kube.config import load_config
 from taskd.kube.elector import Elector
+from taskd.kube.errors import ApiUnreachable
 from taskd.kube.resources import CONFIG_MAP
 
 async def main(kubeconfig, namespace, me):
     async with KubeClient(load_config(kubeconfig)) as client:
-        elector = Elector(client, namespace, "lead", me, LeaseTimes(2.0, 1.2, 0.3))
+        elector = Elector(client, namespace, "lead", me, LeaseTimes(4.0, 2.5, 0.5))
         writer = client.guarded(elector.check)
         async def work():
             print("leading", flush=True)
             while True:
-                await writer.patch(CONFIG_MAP, namespace, "count", {"data": {"by": me}})
+                # A write that was under way while the process was stopped has lost its connection.
+                with contextlib.suppress(ApiUnreachable):
+                    await writer.patch(CONFIG_MAP, namespace, "count", {"data": {"by": me}})
                 await asyncio.sleep(0.005)
         try:
             await elector.lead(work)
@@ -83,9 +88,8 @@ async def test_one_leads_and_the_next_starts_at_once_when_it_stops(
     client: KubeClient, namespace: str
 ) -> None:
     """A clean stop releases the lease; the successor does not wait for it to run out."""
-    slow = LeaseTimes(duration_s=60, renew_deadline_s=40, retry_s=10)
-    first = Elector(client, namespace, "lead", "first", slow)
-    second = Elector(client, namespace, "lead", "second", slow)
+    first = Elector(client, namespace, "lead", "first", LONG)
+    second = Elector(client, namespace, "lead", "second", LONG)
     log: list[tuple[str, float]] = []
 
     async def work(name: str) -> None:
@@ -114,7 +118,7 @@ async def test_one_leads_and_the_next_starts_at_once_when_it_stops(
             await asyncio.sleep(0.005)
 
     assert ["first begins", "first ends", "second begins"] == [what for what, _ in log]
-    assert log[2][1] - stopped < 2
+    assert log[2][1] - stopped < 5  # of a lease that is good for a minute
     two.cancel()
     await asyncio.gather(two, return_exceptions=True)
     spec = (await client.get(LEASE, namespace, "lead"))["spec"]
@@ -130,7 +134,7 @@ async def test_of_many_candidates_one_leads(client: KubeClient, namespace: str) 
             leading.append(me)
             await asyncio.sleep(3600)
 
-        await Elector(client, namespace, "lead", me, TIMES).lead(work)
+        await Elector(client, namespace, "lead", me, LONG).lead(work)
 
     tasks = [asyncio.create_task(lead(f"c{n}")) for n in range(8)]
     await asyncio.sleep(3)
@@ -160,7 +164,7 @@ async def test_a_killed_leader_is_followed_when_its_lease_ends(
         took_s = time.monotonic() - killed
 
         # The last renewal was up to a retry before the kill.
-        assert TIMES.duration_s - TIMES.retry_s - 0.3 < took_s < TIMES.duration_s + 3
+        assert TIMES.duration_s - TIMES.retry_s - 0.3 < took_s < TIMES.duration_s + 10
         assert other.poll() is None
 
 

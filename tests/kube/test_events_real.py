@@ -116,9 +116,9 @@ async def test_recording_never_waits() -> None:
                 recorder.normal(it, "Reason", f"message {number}")
             took_s = time.monotonic() - began
 
-            assert took_s < 2
+            assert took_s < 5
             assert 9_900 <= recorder.stats.dropped <= 10_000
             await asyncio.sleep(0.01)
             began = time.monotonic()
             await recorder.flush(0.2)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from taskd.testing.kube import ApiError, Cluster, ControlPlane, Nodes, ProgramFailed, VolcanoStandIn
+from taskd.testing.kube import ApiError, Cluster, ControlPlane, Nodes, ProgramFailed, VolcanoStandIn, existing
 from taskd.testing.kube.nodes import EXIT, HOLD, REASON, STUCK
 from taskd.testing.kube.processes import Program, clear_left_over, working_directory
 from taskd.testing.kube.volcano import GROUP
@@ -157,6 +157,27 @@ def test_a_killed_test_process_leaves_nothing_behind(programs: dict[str, Path]) 
     assert Path(said["home"]).is_dir()
     clear_left_over()
     assert not Path(said["home"]).exists()
+
+
+def test_a_cluster_elsewhere_is_used_only_if_it_is_named_on_purpose(
+    kube: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KUBECONFIG counts if its server is on this machine; TASKD_KUBECONFIG always."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text(kube.kubeconfig.read_text().replace("127.0.0.1", "192.0.2.1"))
+    monkeypatch.delenv("TASKD_KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
+    here = existing(kube.kubectl_path, tmp_path)
+    assert here is not None
+    assert here.api.find("/api/v1/namespaces/default") is not None
+
+    monkeypatch.setenv("KUBECONFIG", str(elsewhere))
+    assert existing(kube.kubectl_path, tmp_path) is None
+
+    monkeypatch.setenv("TASKD_KUBECONFIG", str(elsewhere))
+    named = existing(kube.kubectl_path, tmp_path)
+    assert named is not None
+    assert "192.0.2.1" in named.url
 
 
 def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:

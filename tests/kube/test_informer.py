@@ -1,6 +1,7 @@
 """The informer's store is what the server has, whatever happens on the way."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -203,3 +204,31 @@ async def test_an_undecodable_event_is_not_taken_for_the_end() -> None:
 
         assert bad["metadata"]["uid"] == next(iter(s.informer.store)).metadata.uid
         assert 2 == s.informer.stats.lists
+
+
+async def test_one_bad_object_does_not_hide_the_others() -> None:
+    """It does not fit its view: it is left out, in the list and in the watch, and the rest is served."""
+    api = FakeApi()
+    api.put(pod("good"))
+    api.put({**pod("bad"), "status": {"phase": 7}})
+    async with scene(api) as s:
+        assert {"good"} == s.names()
+
+        api.put({**pod("worse"), "status": []})
+        api.put(pod("later"))
+        await until(lambda: s.names() == {"good", "later"})
+
+
+async def test_a_busy_server_is_given_the_time_it_asks_for() -> None:
+    """429 with Retry-After on the watch: not sooner than that."""
+    async with scene() as s:
+        await until(lambda: s.api.count("GET", watch=True) == 1)
+        busy = web.json_response(status(429, "TooManyRequests"), status=429, headers={"Retry-After": "1"})
+        s.api.refusals.append(busy)
+        times = InformerTimes(first_pause_s=0.01, longest_pause_s=5, short_s=0.0)
+        s.informer._times = times
+        began = time.monotonic()
+        await s.api.end_watches()
+        await until(lambda: s.api.count("GET", watch=True) == 3)
+
+        assert time.monotonic() - began >= 1.0

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskd.kube.workqueue import QueueClosed, WorkQueue
@@ -20,6 +20,7 @@ STEPS = st.lists(
         st.tuples(st.just("done"), st.integers(0, 3)),
         st.tuples(st.just("sleep"), st.sampled_from([0.25, 1.0])),
     ),
+    min_size=10,
     max_size=60,
 )
 
@@ -72,6 +73,7 @@ class Model:
             self.add(key)
 
 
+@settings(max_examples=300)
 @given(STEPS)
 def test_the_queue_does_what_the_simple_model_does(steps: list[tuple[object, ...]]) -> None:
     """Any history leaves exactly the keys waiting that the model has, and each is held by one worker."""
@@ -169,8 +171,8 @@ async def test_the_earliest_time_asked_for_wins() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     queue.add_after("a", 60)
-    queue.add_after("a", 3600)
     queue.add_after("a", 10)
+    queue.add_after("a", 3600)
 
     assert "a" == await queue.get()
     assert 10 == pytest.approx(loop.time() - began)

@@ -10,7 +10,7 @@ several nodes make it static, on port 29500; c10d has node ranks assigned at joi
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -48,6 +48,7 @@ _STREAMS = re.compile(r"(\d+:[0-3])(,\d+:[0-3])*")
 _HOST = re.compile(r"[\w.:-]+")
 _VISIBLE = {DeviceKind.GPU: "CUDA_VISIBLE_DEVICES", DeviceKind.NPU: "ASCEND_RT_VISIBLE_DEVICES"}
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+STRATEGY_VARIABLE = "TASKD_RECOVER_STRATEGY"
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 
@@ -80,7 +81,7 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
         spares=_parse_count(given, "spares", 0),
         spare_nodes=_parse_count(given, "spare-nodes", 0),
         logs=_parse_logs(given, machine),
-        recover_strategies=_parse_strategies(given),
+        recover_strategies=_parse_strategies(given, machine.env),
         dump_dir=_parse_directory(given, "dump-dir"),
         resume_dir=_parse_directory(given, "resume", exists=True),
         local_addr=given.text("local-addr") or "",
@@ -344,17 +345,41 @@ def _parse_directory(given: Given, name: str, *, exists: bool = False) -> str:
     return str(path)
 
 
-def _parse_strategies(given: Given) -> tuple[str, ...]:
-    text = given.text("recover-strategy")
-    if text is None:
-        return ()
+def _parse_strategies(given: Given, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The flag, else what the operator put into the pod; nothing means the usual ones."""
+    if given.text("recover-strategy") is not None:
+        names, wrong = _split_strategies(given.text("recover-strategy") or "")
+        if wrong or not names:
+            raise given.complain("recover-strategy", _strategy_rule(wrong))
+        return names
+    listed = env.get(STRATEGY_VARIABLE, "").strip()
+    if listed:
+        names, wrong = _split_strategies(listed)
+        if wrong:
+            where = f"{STRATEGY_VARIABLE}={listed} in the environment"
+            raise FlagError(f"{where}: {_strategy_rule(wrong)}; correct or unset it")
+        return names
+    return _reference_strategies(env)
+
+
+def _split_strategies(text: str) -> tuple[tuple[str, ...], list[str]]:
     names = [part.strip() for part in text.split(",") if part.strip()]
-    wrong = [name for name in names if name not in RECOVER_STRATEGIES]
-    if wrong or not names:
-        found = f", not {wrong[0]}" if wrong else ""
-        rule = f"a strategy is one of {', '.join(RECOVER_STRATEGIES)}{found}"
-        raise given.complain("recover-strategy", rule)
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names)), [name for name in names if name not in RECOVER_STRATEGIES]
+
+
+def _strategy_rule(wrong: Sequence[str]) -> str:
+    found = f", not {wrong[0]}" if wrong else ""
+    return f"a strategy is one of {', '.join(RECOVER_STRATEGIES)}{found}"
+
+
+def _reference_strategies(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What the reference operator's variables allow. `exit` is not among them; it is always the last way."""
+    if env.get("PROCESS_RECOVER") != "on" or not env.get("HIGH_AVAILABILITY", "").strip():
+        return ()
+    names, _ = _split_strategies(env["HIGH_AVAILABILITY"])
+    in_place = ("recover-in-place",) if env.get("ENABLE_RESTART_FAULT_PROCESS") == "on" else ()
+    known = tuple(name for name in names if name in RECOVER_STRATEGIES)
+    return tuple(dict.fromkeys((*in_place, *known, "exit")))
 
 
 def _parse_fault_file(spec: LaunchSpec, given: Given, machine: Machine) -> tuple[ScheduledFault, ...]:

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast
 from urllib.parse import urlencode
 
 import msgspec
+import structlog
 
 from taskd.kube.config import ClusterConfig
 from taskd.kube.errors import ApiError
@@ -41,6 +42,7 @@ APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 
 _encoder = msgspec.json.Encoder()
+log = structlog.get_logger()
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -172,7 +174,8 @@ class KubeClient:
         """Return all objects, fetched in pages; of all namespaces if none is given.
 
         Without ``resource_version`` it is the newest state; "0" is whatever the server has at hand, and may
-        be older than what this client has seen before.
+        be older than what this client has seen before. An object that does not fit its view is left out and
+        logged: one bad object must not hide all others.
         """
         path = resource.path(namespace)
         decoder = _decoder(_ListOf[resource.model])  # type: ignore[name-defined]
@@ -185,7 +188,7 @@ class KubeClient:
         items: list[T] = []
         while True:
             try:
-                answer = decoder.decode(await self._read(resource, path, query))
+                body = await self._read(resource, path, query)
             except ApiError as error:
                 if not (error.is_gone and query.get("continue")):
                     raise
@@ -193,6 +196,10 @@ class KubeClient:
                 items.clear()
                 query |= {"continue": None, "limit": None, "resourceVersion": resource_version}
                 continue
+            try:
+                answer = decoder.decode(body)
+            except msgspec.ValidationError:
+                answer = _salvage(body, resource)
             items += answer.items or ()
             if not answer.metadata.continue_:
                 return Listing(items, answer.metadata.resource_version)
@@ -379,6 +386,20 @@ def _body(resource: Resource[Any], manifest: Manifest) -> bytes:
     if isinstance(manifest, Mapping) and not ("kind" in manifest and "apiVersion" in manifest):
         manifest = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
     return _encoder.encode(manifest)
+
+
+def _salvage(body: bytes, resource: Resource[Any]) -> _ListOf[Any]:
+    """Decode a list object by object, without those that do not fit."""
+    raw = _decoder(_ListOf[msgspec.Raw]).decode(body)
+    kept = []
+    for item in raw.items or ():
+        try:
+            kept.append(_decoder(resource.model).decode(item))
+        except msgspec.ValidationError as error:
+            meta = (_decoder(dict).decode(item).get("metadata") or {}) if item else {}
+            name = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
+            log.warning("object_left_out", resource=resource.plural, name=name, trouble=str(error))
+    return _ListOf(raw.metadata, kept)
 
 
 def _event(

@@ -120,7 +120,11 @@ class Informer(Generic[T]):
     # ---------------------------------------------------------------------------------------- the writer
 
     def assume(self, obj: T) -> bool:
-        """Put the answer to a create or a patch of ours into the store, if it is newer."""
+        """Put the answer to a create or a patch of ours into the store, if it is newer.
+
+        Only for objects that the selector chooses: the watch says nothing of others, so one of them would
+        stay here until the next list.
+        """
         return self.store.assume(obj)
 
     def assume_deleted(self, uid: str) -> bool:
@@ -139,12 +143,13 @@ class Informer(Generic[T]):
     async def run(self) -> None:
         """List and watch until cancelled."""
         while True:
+            at_least_s = 0.0
             try:
                 if self._watching_from is None:
                     await self._list()
                 trouble = await self._watch()
             except ApiError as error:
-                trouble = str(error)
+                trouble, at_least_s = str(error), error.retry_after or 0.0
                 if error.is_gone:
                     self._watching_from = None
                     self._gone_in_row += 1
@@ -158,7 +163,7 @@ class Informer(Generic[T]):
                 self.stats.undecodable += 1
                 self._watching_from = None
             if trouble:
-                await self._pause(trouble)
+                await self._pause(trouble, at_least_s)
 
     async def _list(self) -> None:
         number = self.store.begin_list()
@@ -219,13 +224,12 @@ class Informer(Generic[T]):
             self.store.changed(event.object)
         self._watching_from = resource_version(cast("HasMeta | Json", event.object))
 
-    async def _pause(self, trouble: str) -> None:
+    async def _pause(self, trouble: str, at_least_s: float) -> None:
         self._failures += 1
         self.stats.failures += 1
-        longest = min(
-            self._times.first_pause_s * 2 ** min(self._failures - 1, 16), self._times.longest_pause_s
-        )
-        pause_s = longest * random.uniform(0.5, 1.0)
+        doubled_s = self._times.first_pause_s * 2 ** min(self._failures - 1, 16)
+        pause_s = min(doubled_s, self._times.longest_pause_s) * random.uniform(0.5, 1.0)
+        pause_s += min(at_least_s, self._times.longest_pause_s)
         log.warning(
             "informer_pauses", resource=self.resource.plural, trouble=trouble, pause_s=round(pause_s, 2)
         )

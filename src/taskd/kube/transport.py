@@ -28,12 +28,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 import taskd
 from taskd.kube.config import ClusterConfig
 from taskd.kube.credentials import Credentials
-from taskd.kube.errors import HTTP_SERVER_ERROR, HTTP_TOO_MANY, ApiError, ApiUnreachable
+from taskd.kube.errors import HTTP_SERVER_ERROR, HTTP_TOO_MANY, ApiError, ApiUnreachable, KubeError
 
 USER_AGENT = f"taskd-controller/{taskd.__version__}"
 # The API server closes a connection that was idle for 90 s; we are first, so that no request meets a
@@ -78,6 +79,29 @@ def _make_socket(info: Any) -> socket.socket:  # noqa: ANN401 - aiohttp's own tu
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
     return made
+
+
+class _GuardedBody(aiohttp.BytesPayload):
+    """A body that asks once more in the moment in which it is written.
+
+    Between the call and the bytes lie the choice of a connection and turns of the event loop, and a process
+    can be stopped there for minutes. The headers wait for the first byte of the body, so a refusal here means
+    that nothing was sent. What is left is the time of one write to a socket.
+    """
+
+    def __init__(self, value: bytes, content_type: str, ask: Callable[[], float]) -> None:
+        super().__init__(value, content_type=content_type)
+        self.refusal: KubeError | None = None
+        self._ask = ask
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Ask, then write."""
+        try:
+            self._ask()
+        except KubeError as error:
+            self.refusal = error
+            raise
+        await super().write_with_length(writer, content_length)
 
 
 class Transport:
@@ -146,8 +170,8 @@ class Transport:
     ) -> tuple[int, bytes]:
         """Send one request and return the status (2xx) and the body.
 
-        ``limit_s`` is asked right before each sending: it may raise to forbid it, or return how many seconds
-        the request may take at most.
+        ``limit_s`` is asked before each sending and again in the moment of writing: it may raise to forbid it
+        (a KubeError), or return how many seconds the request may take at most. It needs a body.
         """
         waited = 0.0
         for attempt in range(self.limits.retries + 1):
@@ -184,12 +208,13 @@ class Transport:
         if (auth := await self._credentials.header()) is not None:
             headers["Authorization"] = auth
         total = self.limits.request_s if limit_s is None else min(self.limits.request_s, limit_s())
+        data = body if body is None or limit_s is None else _GuardedBody(body, content_type, limit_s)
         began, status = time.monotonic(), 0
         try:
             async with self._open_session(side=side).request(
                 method,
                 self._url(target),
-                data=body,
+                data=data,
                 headers=headers,
                 allow_redirects=False,
                 server_hostname=self.config.tls_server_name,
@@ -199,6 +224,8 @@ class Transport:
                 status = response.status
                 after = _retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(data, _GuardedBody) and data.refusal is not None:
+                raise data.refusal from None
             raise _unreachable(method, target, error) from error
         finally:
             if self._observe is not None:

@@ -123,14 +123,23 @@ class Carrier:
         name = services.leader_service_name(job)
         if manifest is None or name is None:
             return None
+        known = self.cluster.services.get(job.namespace, name)
+        ours = known is not None and known.metadata.controller_uid == job.uid
+        if known is not None and not ours:
+            return Failure(names.SYNC_SERVICE_FAILED, f"the Service {name} belongs to somebody else")
         try:
-            taken = self.cluster.services.get(job.namespace, name)
-            if taken is not None and taken.metadata.controller_uid != job.uid:
-                return Failure(names.SYNC_SERVICE_FAILED, f"the Service {name} belongs to somebody else")
+            # Of one that is not ours the cache need not know. Without force the server refuses to change
+            # what another has written.
             service = await self.cluster.client.apply(
-                SERVICE, job.namespace, name, manifest, field_manager=MANAGER
+                SERVICE, job.namespace, name, manifest, field_manager=MANAGER, force=ours
             )
         except KubeError as error:
+            if isinstance(error, ApiError) and error.is_conflict:
+                return _failure(
+                    names.SYNC_SERVICE_FAILED,
+                    f"the Service {name} belongs to somebody else: {_words(error)}",
+                    error,
+                )
             return _failure(
                 names.SYNC_SERVICE_FAILED, f"unable to sync Service {name}: {_words(error)}", error
             )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from taskd.core.acjob import job as jobs
-from taskd.core.acjob import names, podgroups, pods, services, telling
+from taskd.core.acjob import names, podgroups, pods, services, telling, validation
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Job, Slot
@@ -227,11 +227,12 @@ class Reconciler:
         self._told[metadata["uid"]] = form
         if int((raw.get("status") or {}).get("observedGeneration", -1)) == form:
             return  # a predecessor of this process has told it
-        asked = self.forms.of(raw)
-        for problem in asked.problems:
+        problems = validation.validate(raw, missing_queue=self.cluster.missing_queue(raw))
+        for problem in problems:
             self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)
-        if asked.job is not None:
-            for reason, message in pods.warnings(asked.job, gang=self.cluster.gang):
+        job = self.forms.of(raw).job
+        if job is not None and not problems:
+            for reason, message in pods.warnings(job, gang=self.cluster.gang):
                 self.recorder.tell(raw, reason, message, warning=True)
 
     def _forget(self, raw: Json | None) -> None:

@@ -87,7 +87,11 @@ def test_a_pod_occupies_what_it_needs_at_its_largest_moment() -> None:
     template["spec"] |= {
         "initContainers": [
             {"name": "first", "resources": {"requests": {"cpu": "3"}}},
-            {"name": "side", "restartPolicy": "Always", "resources": {"limits": {"cpu": "500m"}}},
+            {
+                "name": "side",
+                "restartPolicy": "Always",
+                "resources": {"limits": {"cpu": "500m", "memory": "256Mi"}},
+            },
             {"name": "second", "resources": {"requests": {"memory": "4Gi"}}},
         ],
         "overhead": {"cpu": "100m"},
@@ -96,7 +100,7 @@ def test_a_pod_occupies_what_it_needs_at_its_largest_moment() -> None:
 
     occupied = {name: str(amount) for name, amount in pod_request(template).items()}
 
-    assert occupied == {"cpu": "3100m", "memory": "4Gi"}
+    assert occupied == {"cpu": "3100m", "memory": "4352Mi"}
 
 
 def test_what_is_no_amount_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -72,7 +72,7 @@ def test_labels_and_annotations_of_the_template_come_along() -> None:
     """The operator's own win over them, because the operator finds its pods by them."""
     worker = make_template()
     worker["metadata"] = {
-        "labels": {"ring-controller.atlas": "ascend-910b", "version": "mine"},
+        "labels": {"ring-controller.atlas": "ascend-910b", "version": "mine", "job-name": "mine"},
         "annotations": {"huawei.com/recover_policy_path": "pod", "hccl/rankIndex": "7"},
         "finalizers": ["team/keep"],
         "name": "ignored",
@@ -80,7 +80,7 @@ def test_labels_and_annotations_of_the_template_come_along() -> None:
     metadata = make_pods(make_job(worker=worker))["job-worker-0"]["metadata"]
 
     assert metadata["labels"]["ring-controller.atlas"] == "ascend-910b"
-    assert metadata["labels"]["version"] == "0"
+    assert (metadata["labels"]["version"], metadata["labels"]["job-name"]) == ("0", "job")
     assert metadata["annotations"]["huawei.com/recover_policy_path"] == "pod"
     assert metadata["annotations"]["hccl/rankIndex"] == "1"
     assert metadata["finalizers"] == ["team/keep"]
@@ -261,7 +261,7 @@ def test_a_standby_pod_has_the_index_and_rank_of_its_source() -> None:
 
 
 def test_a_thousand_pods_cost_milliseconds() -> None:
-    """Less than 60 µs each, in the best of five rounds, for the job of seed 004's size."""
+    """Less than 60 µs of processor time each, in the best of five rounds."""
     env = [{"name": f"USER_{number}", "value": "x"} for number in range(20)]
     mounts = [{"name": f"v{number}", "mountPath": f"/data/{number}"} for number in range(8)]
     worker = make_template(env=env, container={"volumeMounts": mounts})
@@ -269,10 +269,10 @@ def test_a_thousand_pods_cost_milliseconds() -> None:
     slots = list(job.slots())
     best = float("inf")
     for _round in range(5):
-        begun = perf_counter()
+        begun = process_time()
         maker = PodMaker(job, ADDRESSES, gang=True)
         made = [maker.pod(slot, 0) for slot in slots]
-        best = min(best, perf_counter() - begun)
+        best = min(best, process_time() - begun)
         assert len(made) == 1000
 
     assert best / 1000 < 60e-6

@@ -406,6 +406,7 @@ def test_a_standby_pod_takes_part_when_it_takes_over() -> None:
     taken_over = replace(standby, annotations=worker.annotations)
 
     assert content_of(job, [master, worker, standby]) == content_of(job, [master, worker])
+    assert reason_of(job, [master, standby]) == "1 of 2 pods have their devices"
     after = content_of(job, [master, replace(worker, terminating=True), taken_over])
     assert after["server_list"][1]["container_ip"] == "172.16.0.99"
 

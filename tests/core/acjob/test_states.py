@@ -103,7 +103,7 @@ def test_the_peers_of_a_failed_pod_do_not_keep_their_devices() -> None:
     assert play.deleted == ["test-job-master-0"]
     assert set(play.pods) == {"test-job-worker-0"}
     assert play.group is None
-    assert play.status["replicaStatuses"] == {"Master": {}, "Worker": {"failed": 1}}
+    assert play.status["replicaStatuses"] == {"Master": {"active": 0}, "Worker": {"failed": 1}}
 
 
 def test_an_explicit_none_leaves_them() -> None:

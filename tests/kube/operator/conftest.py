@@ -45,7 +45,8 @@ def town(kube: Cluster, crds: None, tmp_path_factory: pytest.TempPathFactory) ->
     with kube.namespace("town") as namespace, VolcanoStandIn(kube) as volcano:
         nodes.add(4, capacity=EVERYTHING, labels={"example-key": "example-value"})
         log = tmp_path_factory.mktemp("town") / "controller.log"
-        controller = Controller(kube.kubeconfig, namespace, log).start()
+        # Nobody takes over here, so the lease may last; a machine that is busy renews a short one too late.
+        controller = Controller(kube.kubeconfig, namespace, log, "--lease-s", "60").start()
         yield Town(Site(kube, namespace), controller, nodes, volcano)
         _end(controller)
     nodes.remove_all()

@@ -32,7 +32,7 @@ class Controller:
         self._command = [
             sys.executable, "-m", "taskd.cli.main", "controller",
             "--kubeconfig", str(kubeconfig), "--namespace", namespace, "--lease-namespace", namespace,
-            "--listen", "127.0.0.1:0", "--lease-s", "3", *flags,
+            "--listen", "127.0.0.1:0", "--lease-s", "6", *flags,
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -162,15 +162,16 @@ class Site:
     def wait_pods(self, name: str, count: int, limit_s: float = 15.0) -> dict[str, Json]:
         """Wait until the job has so many pods that are not being deleted."""
 
-        def there() -> dict[str, Json] | None:
+        def there() -> list[dict[str, Json]]:
             found = {
                 pod: content
                 for pod, content in self.pods(name).items()
                 if not content["metadata"].get("deletionTimestamp")
             }
-            return found if len(found) == count else None
+            return [found] if len(found) == count else []
 
-        return until(there, limit_s, lambda: f"{name} has {sorted(self.pods(name))}: {self.status(name)}")
+        (pods,) = until(there, limit_s, lambda: f"{name} has {sorted(self.pods(name))}: {self.status(name)}")
+        return pods
 
 
 def until(look: Callable[[], T | None], limit_s: float = 15.0, say: Callable[[], str] = lambda: "") -> T:

@@ -47,7 +47,9 @@ def test_s4_01_acjob_is_its_short_name(sample: Sample) -> None:
     """kubectl finds the job under the short name."""
     kube, namespace = sample.site.kube, sample.site.namespace
 
-    assert f"ascendjob.mindxdl.gitee.com/{NAME}\n" == kube.kubectl("get", "acjob", "-n", namespace, "-o", "name")
+    assert f"ascendjob.mindxdl.gitee.com/{NAME}\n" == kube.kubectl(
+        "get", "acjob", "-n", namespace, "-o", "name"
+    )
 
 
 def test_s4_04_s4_06_the_sample_runs_under_its_name(sample: Sample) -> None:
@@ -70,7 +72,11 @@ def test_s4_05_group_version_and_kind(sample: Sample) -> None:
     (group,) = site.groups()
     for thing in (*sample.pods.values(), site.services()[f"{NAME}-master-0"], group):
         (owner,) = thing["metadata"]["ownerReferences"]
-        assert ("mindxdl.gitee.com/v1", "AscendJob", NAME) == (owner["apiVersion"], owner["kind"], owner["name"])
+        assert ("mindxdl.gitee.com/v1", "AscendJob", NAME) == (
+            owner["apiVersion"],
+            owner["kind"],
+            owner["name"],
+        )
         assert sample.job["metadata"]["uid"] == owner["uid"]
 
 
@@ -191,7 +197,9 @@ def test_s4_20_the_command_is_passed_on(sample: Sample) -> None:
         written, found = sample.container(kind)
         assert ["/bin/bash", "-c"] == found["command"]
         assert written["args"] == found["args"]
-        assert found["args"][0].startswith("cd /job/code/scripts; chmod +x train_start.sh; bash train_start.sh ")
+        assert found["args"][0].startswith(
+            "cd /job/code/scripts; chmod +x train_start.sh; bash train_start.sh "
+        )
         assert found["args"][0].endswith("--epochs=90 --batch-size=4096")
 
 
@@ -224,7 +232,9 @@ def test_s4_23_s4_24_volumes_and_mounts_are_passed_on(sample: Sample) -> None:
         assert 7 == len(written["volumeMounts"])
         assert written["volumeMounts"] == found["volumeMounts"][:7]
         volumes = sample.pods[kind]["spec"]["volumes"]
-        assert sample.templates[kind]["spec"]["volumes"] == [without_defaults(volume) for volume in volumes[:7]]
+        assert sample.templates[kind]["spec"]["volumes"] == [
+            without_defaults(volume) for volume in volumes[:7]
+        ]
         assert {"medium": "Memory"} == volumes[5]["emptyDir"]
 
 
@@ -253,7 +263,9 @@ def differences(written: object, found: object, path: str) -> list[str]:
                 for difference in differences(value, found.get(key), f"{path}.{key}")
             ]
         case list(), list() if path.endswith(".env"):
-            lost = [entry for entry in written if json.dumps(entry) not in {json.dumps(e) for e in plain(found)}]
+            lost = [
+                entry for entry in written if json.dumps(entry) not in {json.dumps(e) for e in plain(found)}
+            ]
             return [f"{path}: {entry}" for entry in lost]
         case list(), list():
             return [

@@ -106,7 +106,7 @@ def job(
                 "annotations": dict(annotations or {}),
             },
             "spec": {
-                "runPolicy": dict(policy or {}),
+                **({"runPolicy": dict(policy)} if policy else {}),
                 "replicaSpecs": {leader: replicas(leader, 1), "Worker": replicas("Worker", workers)},
                 **spec,
             },

@@ -80,7 +80,7 @@ class _Mould:
         spec = with_mounts(mapping(replicas.template.get("spec")), added)
         self._named = not left_alone(job) and not any(spec.get(field) for field in _NAMED_BY)
         self._spec = {**spec, "restartPolicy": pod_restart_policy(replicas)}
-        if scheduler and not spec.get("schedulerName"):
+        if scheduler:
             self._spec["schedulerName"] = scheduler
         self._containers = list(spec.get("containers") or ())
         own = variables(job, sizes, replicas.kind, addresses, gang=gang)

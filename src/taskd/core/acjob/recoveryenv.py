@@ -37,6 +37,8 @@ _MINDSPORE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _ON: Final = "on"
 _HOT_SWITCH: Final = "hotSwitch"
+_LEAVES: Final = frozenset(names.SUB_HEALTHY_VALUES) - {"ignore"}
+_RESCHEDULES: Final = frozenset(names.FAULT_SCHEDULING_VALUES) - {"off"}
 
 
 def raw_strategy(job: Job) -> dict[str, str]:
@@ -55,12 +57,14 @@ def switches(job: Job, *, ascend: bool) -> dict[str, str]:
 
 
 def asks_for_recovery(job: Job) -> bool:
-    """Whether anything about the job says that it is to go on after a fault."""
+    """Whether anything about the job says that it is to go on after a fault; an unknown value does not."""
+    scheduling = job.labels.get(names.FAULT_SCHEDULING, "")
     return (
         any(strategy != "exit" for strategy in job.strategies())
         or job.labels.get(names.POD_RESCHEDULING) == _ON
-        or job.labels.get(names.SUB_HEALTHY) not in {None, "", "ignore"}
-        or job.labels.get(names.FAULT_SCHEDULING) not in {None, "", "off"}
+        or job.labels.get(names.SUB_HEALTHY) in _LEAVES
+        or scheduling in _RESCHEDULES
+        or scheduling.startswith(names.FAULT_SCHEDULING_PREFIXES)
     )
 
 

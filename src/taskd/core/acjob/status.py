@@ -51,7 +51,10 @@ class Status:
         """As it is applied to the API server; what is empty is left out."""
         entries: dict[str, Any] = {
             "conditions": [condition.as_json() for condition in self.conditions],
-            "replicaStatuses": {kind: dict(counts) for kind, counts in self.replicas.items()},
+            # Of a map whose last entry goes, server-side apply leaves null, which the definition refuses.
+            "replicaStatuses": {
+                kind: dict(counts) or {"active": 0} for kind, counts in self.replicas.items()
+            },
             "startTime": self.start_time,
             "completionTime": self.completion_time,
             "observedGeneration": self.observed_generation,
@@ -96,7 +99,7 @@ def read(raw: Json) -> Status:
 
 def _counts(stored: object) -> dict[str, dict[str, int]]:
     return {
-        kind: {name: count for name, count in mapping(counts).items() if isinstance(count, int)}
+        kind: {name: count for name, count in mapping(counts).items() if isinstance(count, int) and count}
         for kind, counts in mapping(stored).items()
     }
 

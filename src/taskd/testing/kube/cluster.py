@@ -1,6 +1,7 @@
 """What tests do with any cluster, ours or one that a KUBECONFIG names: namespaces, users, kubectl."""
 
 import base64
+import http.client
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 from taskd.testing.kube.audit import AuditLog
 from taskd.testing.kube.binaries import Unavailable
-from taskd.testing.kube.client import Api
+from taskd.testing.kube.client import Api, ApiError
 from taskd.testing.kube.processes import Program
 
 # Where the service accounts of `add_user` live.
@@ -119,9 +120,14 @@ class Cluster:
             self.delete_namespace(name)
 
     def create_namespace(self, name: str) -> str:
-        """Create a namespace, ready for pods (its service account `default` is there)."""
+        """Create a namespace, ready for pods."""
         self.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": {"taskd-test": "true"}}})
-        self.wait(lambda: self.api.find(f"/api/v1/namespaces/{name}/serviceaccounts/default"), timeout_s=20)
+        # Pods need this account. The controller-manager makes it too, but takes its time after an outage.
+        try:
+            self.api.create(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+        except ApiError as error:
+            if error.code != http.client.CONFLICT:
+                raise
         return name
 
     def delete_namespace(self, name: str) -> None:
@@ -215,7 +221,11 @@ class Cluster:
         self.api.wait_ready(timeout_s=timeout_s)
 
     def restart_apiserver(self, *, kill: bool = True) -> None:
-        """End the API server (by SIGKILL unless told otherwise), start it on the same port, wait for it."""
+        """End the API server (by SIGKILL unless told otherwise), start it on the same port, wait for it.
+
+        The controller-manager's patience grows with every outage, up to half a minute until it is back: a
+        test that needs garbage collection after several of them had better have a control plane of its own.
+        """
         if kill:
             self.apiserver.kill()
         else:

@@ -149,7 +149,8 @@ class ControlPlane(Cluster):
         """Become a client as soon as the API server has written its certificate."""
         certificate = self._home / "certificates" / "apiserver.crt"
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not certificate.exists():
+        # It is there for a moment before it is filled.
+        while not certificate.exists() or not certificate.read_bytes().endswith(b"-----END CERTIFICATE-----\n"):
             for program in self._programs.values():
                 program.check()
             if time.monotonic() > deadline:

@@ -27,6 +27,7 @@ class World:
     pods: dict[str, Object] = field(default_factory=dict)
     groups: dict[str, Object] = field(default_factory=dict)
     queues: dict[str, Object] = field(default_factory=dict)
+    bindings: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     # What a pod asks for never changes, and reading it is most of the work of a session.
     requests: dict[str, resources.Amounts] = field(default_factory=dict)
 
@@ -41,11 +42,34 @@ class World:
         if event.type == "DELETED":
             table.pop(uid, None)
             self.requests.pop(uid, None)
+            self.bindings.pop(uid, None)
             return
         known = table.get(uid)
         # What is older than our own write (whose answer we have) would undo it.
         if known is None or _version(event.object) >= _version(known):
-            table[uid] = event.object
+            table[uid] = self._with_binding(uid, event.object) if kind == "Pod" else event.object
+
+    def bound(self, pod: Object, node: str, notes: dict[str, str]) -> None:
+        """Take a pod as bound, from the answer to a binding until its watch says so."""
+        uid = pod["metadata"]["uid"]
+        self.bindings[uid] = (node, notes)
+        # A pod that was deleted meanwhile is not brought back.
+        if uid in self.pods:
+            self.pods[uid] = self._with_binding(uid, pod)
+
+    def _with_binding(self, uid: str, pod: Object) -> Object:
+        if uid not in self.bindings:
+            return pod
+        if pod["spec"].get("nodeName"):
+            del self.bindings[uid]
+            return pod
+        node, notes = self.bindings[uid]
+        meta = pod["metadata"]
+        return {
+            **pod,
+            "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **notes}},
+            "spec": {**pod["spec"], "nodeName": node},
+        }
 
     def requested(self, pod: Object) -> resources.Amounts:
         """Return what a pod asks for."""
@@ -63,7 +87,8 @@ class Session:
         self._scheduler_name = scheduler_name
         self.bindings: list[tuple[Object, str, dict[str, str]]] = []
         self.statuses: list[tuple[Object, Object]] = []
-        self._nodes = {node["metadata"]["name"]: node for node in world.nodes.values() if _takes_pods(node)}
+        ordered = sorted(world.nodes.values(), key=lambda node: _natural(node["metadata"]["name"]))
+        self._nodes = {node["metadata"]["name"]: node for node in ordered if _takes_pods(node)}
         self._free = {
             name: resources.amounts(node["status"].get("allocatable")) for name, node in self._nodes.items()
         }
@@ -151,6 +176,8 @@ class Session:
         """Bind the waiting pods of a gang if enough of them fit; say what is lacking otherwise."""
         waiting = [pod for pod in members if self._waits(pod)]
         placed = [pod for pod in members if pod["spec"].get("nodeName") and _phase(pod) != "Failed"]
+        if len(placed) + len(waiting) < minimum:
+            return None
         plan: list[tuple[Object, str, dict[str, str]]] = []
         trouble = None
         for pod in sorted(waiting, key=_by_index):
@@ -170,7 +197,7 @@ class Session:
         wanted = self._world.requested(pod)
         selector = pod["spec"].get("nodeSelector") or {}
         why = "no node is Ready" if not self._nodes else "no node matches its nodeSelector"
-        for name, node in sorted(self._nodes.items()):
+        for name, node in self._nodes.items():
             labels = node["metadata"].get("labels") or {}
             if any(labels.get(key) != value for key, value in selector.items()):
                 continue
@@ -342,6 +369,12 @@ def _by_index(pod: Object) -> tuple[int, str]:
     notes = pod["metadata"].get("annotations") or {}
     rank = notes.get("hccl/rankIndex", "")
     return (int(rank) if rank.isdigit() else 0, pod["metadata"]["name"])
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """Order names by their number: node-2 before node-10."""
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdigit() else (name, 0)
 
 
 def _version(item: Object) -> int:

@@ -17,6 +17,7 @@ annotations, which a job's template may carry, so that whoever creates the pods 
 What happens to one pod at one moment is a method here: it writes the pod's status as a kubelet would.
 """
 
+import http.client
 import threading
 import time
 from collections.abc import Mapping
@@ -26,9 +27,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from taskd.testing.kube import binaries
-from taskd.testing.kube.client import STRATEGIC
+from taskd.testing.kube.client import STRATEGIC, ApiError
 from taskd.testing.kube.cluster import Cluster
 from taskd.testing.kube.processes import Program
+from taskd.testing.kube.removal import Remover
 
 PREFIX: Final = "kubelet.taskd.test"
 HOLD: Final = f"{PREFIX}/hold"
@@ -47,7 +49,7 @@ _NODES: Final = "/api/v1/nodes"
 
 
 class Kubelets:
-    """The kwok program; one for all nodes of a cluster."""
+    """The kwok program, and what takes deleted pods away; one for all nodes of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         kwok = binaries.require("kwok")["kwok"]
@@ -68,14 +70,19 @@ class Kubelets:
             ],
             log=cluster.directory / "kwok.log",
         )
+        self._remover = Remover(
+            cluster, node_label=f"{_MANAGED}=kwok", stuck=STUCK, remove_after=REMOVE_AFTER
+        )
 
     def start(self) -> Self:
         """Start it; nodes that are added become Ready."""
         self.program.start()
+        self._remover.start()
         return self
 
     def stop(self) -> None:
-        """End it; nodes and pods stay as they are."""
+        """End it; nodes and pods stay as they are. It is not started a second time."""
+        self._remover.stop()
         self.program.kill()
 
     def __enter__(self) -> Self:
@@ -110,12 +117,18 @@ class Nodes:
         """Add nodes (default: eight huawei.com/Ascend910 each) and wait until they are Ready."""
         devices = {"huawei.com/Ascend910": 8} if capacity is None else capacity
         amounts = {"cpu": "256", "memory": "1Ti", "pods": "250", **{k: str(v) for k, v in devices.items()}}
-        added = []
-        for _ in range(count):
+        added: list[str] = []
+        while len(added) < count:
             number = self._next_number()
             name = f"{prefix}-{number}"
-            added.append(name)
-            self._api.create(_NODES, _node(name, number, amounts, labels or {}))
+            try:
+                self._api.create(_NODES, _node(name, number, amounts, labels or {}))
+            except ApiError as error:
+                # Somebody else's, in a cluster that was there before us.
+                if error.code != http.client.CONFLICT:
+                    raise
+            else:
+                added.append(name)
         self.names += added
         waiting = set(added)
 

@@ -31,6 +31,8 @@ CRDS: Final = Path(__file__).with_name("crds")
 
 _WRITERS: Final = 8
 _GATHER_S: Final = 0.005
+_GATHER_MOST_S: Final = 0.25
+_RETRY_S: Final = 0.2
 
 
 def install_crds(cluster: Cluster) -> None:
@@ -141,10 +143,15 @@ class VolcanoStandIn:
 
     def _decide(self, unsynced: set[str]) -> None:
         """Take in everything that has happened, then hold one session; again when something happens."""
+        failed = False
+        used_s = 0.0
         while True:
-            batch = [self._events.get()]
-            # What happens together is decided together.
-            time.sleep(_GATHER_S)
+            batch = []
+            with suppress(queue.Empty):
+                batch.append(self._events.get(timeout=_RETRY_S if failed else None))
+            # What happens together is decided together; and most of the processor is left to others, however
+            # much a session needs.
+            time.sleep(min(max(_GATHER_S, 3 * used_s), _GATHER_MOST_S))
             with suppress(queue.Empty):
                 while True:
                     batch.append(self._events.get_nowait())
@@ -156,28 +163,29 @@ class VolcanoStandIn:
                     unsynced.discard(kind)
                 else:
                     self._world.take(kind, event)
-            if unsynced:
-                continue
-            try:
-                self._session()
-            except (ApiError, OSError) as error:
-                # The API server is away or refused; the next event brings the next session.
-                self.errors.append(error)
+            if not unsynced:
+                failed, used_s = self._session()
 
-    def _session(self) -> None:
+    def _session(self) -> tuple[bool, float]:
+        """Decide and write; return whether some write failed, and what deciding cost of a processor."""
+        started_s = time.thread_time()
         session = Session(self._world, self._scheduler_name)
         session.run()
+        used_s = time.thread_time() - started_s
         assert self._writers is not None  # noqa: S101 - start() made it
         writes: list[Future[None]] = [
             self._writers.submit(self._bind, pod, node, notes) for pod, node, notes in session.bindings
         ]
         writes += [self._writers.submit(self._write, group, status) for group, status in session.statuses]
+        failed = False
         for write in writes:
             try:
                 write.result()
-            except ApiError as error:
-                # Deleted meanwhile, as a rule; the watch says so next.
+            except (ApiError, OSError, http.client.HTTPException) as error:
+                # Something was deleted meanwhile, or the API server is away. The next session sees to it.
                 self.errors.append(error)
+                failed = True
+        return failed, used_s
 
     def _bind(self, pod: Object, node: str, notes: dict[str, str]) -> None:
         meta = pod["metadata"]
@@ -192,12 +200,7 @@ class VolcanoStandIn:
                 "target": target,
             },
         )
-        # The answer has no version. The pod is taken as bound until its watch event, which is newer, comes.
-        self._world.pods[meta["uid"]] = {
-            **pod,
-            "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **notes}},
-            "spec": {**pod["spec"], "nodeName": node},
-        }
+        self._world.bound(pod, node, notes)
 
     def _write(self, group: Object, status: Object) -> None:
         meta = group["metadata"]

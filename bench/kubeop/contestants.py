@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kubeop import jobs
@@ -29,8 +29,10 @@ class Outcome:
     writes: int
     conflicts: int
     pods: int
-    peak_mb: float
     by_kind: str
+    peak_mb: float = 0.0
+    core_s: float = 0.0
+    """Core time of everything: control plane, operator, submitter."""
     unfinished: str = ""
 
     @property
@@ -128,20 +130,22 @@ def operator_turn(
         lines = [[(who.resource, who.job(turn.namespace, name, pods_each))] for name in names]
         admitting = ground.admitting(turn.namespace) if gang else nullcontext()
         with admitting, who.running(ground, turn.namespace, gang=gang) as program:
+            before = ground.core_seconds(program)
             ground.create("submitter", turn.namespace, lines)
             unfinished = ""
             try:
                 ground.wait_created(turn, "pods", total, limit_s)
             except TimeoutError as error:
                 unfinished = str(error)
+            spent = ground.core_seconds(program) - before
             # What follows the last pod (the status, as a rule) is counted as well.
             time.sleep(2.0)
             ground.settle(turn)
             peak = peak_mb(program)
-        return outcome(ground, turn, who, peak, unfinished)
+        return replace(outcome(ground, turn, who), peak_mb=peak, core_s=spent, unfinished=unfinished)
 
 
-def outcome(ground: Ground, turn: Turn, who: Contestant, peak: float, unfinished: str = "") -> Outcome:
+def outcome(ground: Ground, turn: Turn, who: Contestant) -> Outcome:
     """Sum a turn up."""
     users = (ground.users[who.program].name, *who.helpers)
     # The controller-manager looks after Services and the like for everybody: only what is about jobs and
@@ -157,9 +161,7 @@ def outcome(ground: Ground, turn: Turn, who: Contestant, peak: float, unfinished
         writes=len(writes),
         conflicts=sum(request.code == 409 for request in writes),
         pods=len(turn.created("pods")),
-        peak_mb=peak,
         by_kind=", ".join(kinds(writes)),
-        unfinished=unfinished,
     )
 
 
@@ -173,11 +175,19 @@ def kinds(writes: Sequence[Request]) -> Iterator[str]:
         yield f"{count} {what}"
 
 
-def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool, alone: bool = False) -> float:
-    """Let the bare client make the same objects, and return the seconds.
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the bare client needed."""
+
+    seconds: float
+    core_s: float
+
+
+def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool) -> Floor:
+    """Let the bare client make the same objects.
 
     The jobs themselves are stored beforehand, with nobody to look after them, so that what is made has an
-    owner and is not collected as garbage. `alone`: pods only.
+    owner and is not collected as garbage.
     """
     with ground.turn("bare") as turn:
         names = [f"j{number}" for number in range(job_count)]
@@ -186,13 +196,12 @@ def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool, alo
         stored = ground.kube.api.items(jobs.JOBS.format(turn.namespace))
         about = {"apiVersion": raw[0]["apiVersion"], "kind": raw[0]["kind"]}
         made = [jobs.objects_of({**about, **job}, gang=gang) for job in stored]
-        if alone:
-            made = [[entry for entry in objects if entry[0] == "pods"] for objects in made]
         time.sleep(SETTLE_S)
         admitting = ground.admitting(turn.namespace) if gang else nullcontext()
+        before = ground.core_seconds()
         with admitting:
             ground.create("bare", turn.namespace, made)
+        spent = ground.core_seconds() - before
         ground.settle(turn)
-        first = "pods" if alone else "podgroups" if gang else "services"
         assert len(turn.created("pods")) == job_count * pods_each
-        return turn.seconds(first)
+        return Floor(turn.seconds("podgroups" if gang else "services"), spent)

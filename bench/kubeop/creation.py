@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from recovery.figures import Section
 from table import read_load, tell
 
-from kubeop.contestants import OTHERS, OURS, Contestant, Outcome, bare_turn, operator_turn
+from kubeop.contestants import OTHERS, OURS, Contestant, Floor, Outcome, bare_turn, operator_turn
 from kubeop.ground import Ground
 
 BARE_LIMIT, MANY_LIMIT = 1.3, 1.5
@@ -24,9 +24,10 @@ def measure_one(ground: Ground, *, rounds: int, pods: int, chosen: Sequence[Cont
     bare, seen = _rounds(ground, rounds, 1, pods, gang=False, chosen=chosen)
     ours = seen[OURS.name]
     name = f"one job of {pods} pods"
-    section.add(f"{name}: bare client, 8 connections", bare, "s")
+    section.add(f"{name}: bare client, 8 connections", [each.seconds for each in bare], "s")
     section.add(f"{name}: taskd", _seconds(ours), "s")
     section.add(f"{name}: taskd / bare client", _ratios(ours, bare), "", BARE_LIMIT, _flaw(ours))
+    section.add(f"{name}: the same in core time, API server and all", _costs(ours, bare), "")
     section.add(f"{name}: writes per pod", [each.writes_per_pod for each in ours], "", WRITES_LIMIT)
     section.add(f"{name}: requests answered 409", [float(each.conflicts) for each in ours], "", 0.0)
     section.add(f"{name}: memory at its peak", [each.peak_mb for each in ours], "MB", MEMORY_LIMIT_MB)
@@ -43,9 +44,12 @@ def measure_many(
     bare, seen = _rounds(ground, rounds, jobs, pods, gang=True, chosen=chosen)
     ours = seen[OURS.name]
     name = f"{jobs} jobs of {pods} pods"
-    section.add(f"{name}: bare client, the same PodGroups, Services and pods", bare, "s")
+    section.add(
+        f"{name}: bare client, the same PodGroups, Services and pods", [each.seconds for each in bare], "s"
+    )
     section.add(f"{name}: taskd, from the first job submitted", _seconds(ours), "s")
     section.add(f"{name}: taskd / bare client", _ratios(ours, bare), "", MANY_LIMIT, _flaw(ours))
+    section.add(f"{name}: the same in core time, API server and all", _costs(ours, bare), "")
     section.add(f"{name}: writes per pod", [each.writes_per_pod for each in ours], "", MANY_WRITES_LIMIT)
     section.add(f"{name}: requests answered 409", [float(each.conflicts) for each in ours], "")
     section.add(f"{name}: memory at its peak", [each.peak_mb for each in ours], "MB")
@@ -55,7 +59,7 @@ def measure_many(
     plain_bare = bare_turn(ground, jobs, pods, gang=False)
     plain = operator_turn(ground, OURS, jobs, pods, gang=False)
     section.add(f"{name}, no gang scheduling: taskd", [plain.seconds], "s")
-    section.add(f"{name}, no gang scheduling: taskd / bare client", [plain.seconds / plain_bare], "")
+    section.add(f"{name}, no gang scheduling: taskd / bare client", [plain.seconds / plain_bare.seconds], "")
     section.add(f"{name}, no gang scheduling: writes per pod", [plain.writes_per_pod], "")
     return section
 
@@ -70,7 +74,7 @@ def measure_growth(ground: Ground, *, sizes: Sequence[int]) -> Section:
         name = f"one job of {pods} pods"
         section.add(f"{name}: taskd", [ours.seconds], "s")
         section.add(f"{name}: taskd per pod", [1000 * ours.seconds / pods], "ms")
-        section.add(f"{name}: taskd / bare client", [ours.seconds / bare], "")
+        section.add(f"{name}: taskd / bare client", [ours.seconds / bare.seconds], "")
         section.add(f"{name}: writes per pod", [ours.writes_per_pod], "")
         section.add(f"{name}: memory at its peak", [ours.peak_mb], "MB")
         if ours.unfinished:
@@ -80,14 +84,14 @@ def measure_growth(ground: Ground, *, sizes: Sequence[int]) -> Section:
 
 def _rounds(
     ground: Ground, rounds: int, jobs: int, pods: int, *, gang: bool, chosen: Sequence[Contestant]
-) -> tuple[list[float], dict[str, list[Outcome]]]:
-    bare: list[float] = []
+) -> tuple[list[Floor], dict[str, list[Outcome]]]:
+    bare: list[Floor] = []
     seen: dict[str, list[Outcome]] = {}
     there = [each for each in chosen if each.program in ground.programs]
     for number in range(rounds):
         tell(f"{jobs} x {pods} pods, round {number + 1}: {read_load()}")
         bare.append(bare_turn(ground, jobs, pods, gang=gang))
-        tell(f"  bare client: {bare[-1]:.2f} s")
+        tell(f"  bare client: {bare[-1].seconds:.2f} s, {bare[-1].core_s:.1f} s of core time")
         for who in (OURS, *there):
             if who.slow and number:
                 continue
@@ -95,7 +99,8 @@ def _rounds(
             seen.setdefault(who.name, []).append(found)
             tell(
                 f"  {who.name}: {found.seconds:.2f} s, {found.writes_per_pod:.3f} writes a pod, "
-                f"{found.conflicts} conflicts, {found.peak_mb:.0f} MB {found.unfinished}"
+                f"{found.conflicts} conflicts, {found.peak_mb:.0f} MB, {found.core_s:.1f} s of core time "
+                f"{found.unfinished}"
             )
     return bare, seen
 
@@ -130,9 +135,14 @@ def _seconds(outcomes: Sequence[Outcome]) -> list[float]:
     return [each.seconds for each in outcomes]
 
 
-def _ratios(ours: Sequence[Outcome], bare: Sequence[float]) -> list[float]:
+def _ratios(ours: Sequence[Outcome], bare: Sequence[Floor]) -> list[float]:
     """Compare turn by turn: the two of a round had the same machine."""
-    return [each.seconds / floor for each, floor in zip(ours, bare, strict=True)]
+    return [each.seconds / floor.seconds for each, floor in zip(ours, bare, strict=True)]
+
+
+def _costs(ours: Sequence[Outcome], bare: Sequence[Floor]) -> list[float]:
+    """The same of the core time: where cores are what there is too little of, it does not feel neighbours."""
+    return [each.core_s / floor.core_s for each, floor in zip(ours, bare, strict=True)]
 
 
 def _flaw(outcomes: Sequence[Outcome]) -> str:

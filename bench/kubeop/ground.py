@@ -6,6 +6,7 @@ it. So nobody is watched by a program that itself needs the cores that are measu
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -124,6 +125,13 @@ class Ground:
             yield turn
         finally:
             self._clear(namespace)
+
+    def core_seconds(self, *more: Program) -> float:
+        """Return the core time that the control plane has used so far, with those who acted on it."""
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # the actors that have ended
+        return (
+            sum(core_seconds(each) for each in (*self.kube.programs, *more)) + spent.ru_utime + spent.ru_stime
+        )
 
     def settle(self, turn: Turn) -> Turn:
         """Take in everything that was answered by now."""

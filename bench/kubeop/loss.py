@@ -61,6 +61,14 @@ def measure_loss(ground: Ground, *, pods: int, losses: int) -> Section:
             removal = next(each for each in turn.requests if each.verb == "delete" and each.name == name)
             made = [each for each in mine if each.resource == "pods"]
             server.append(1000 * (moment(made[0].answered_at) - moment(removal.answered_at)))
+            if len(mine) > 3:
+                section.note(
+                    f"loss {number + 1} took more: "
+                    + "; ".join(
+                        f"{each.received_at[17:23]} {each.verb} {each.resource}/{each.subresource}"
+                        for each in mine
+                    )
+                )
             pod_writes.append(float(len(made)))
             status_writes.append(float(sum(each.subresource == "status" for each in mine)))
             events.append(float(sum(each.resource == "events" for each in mine)))

@@ -26,7 +26,7 @@ from kubeop.creation import measure_growth, measure_many, measure_one
 from kubeop.ground import Ground, Rivals
 from kubeop.idle import measure_idle
 from kubeop.loss import measure_loss
-from taskd.testing.kube import ControlPlane, Unavailable
+from taskd.testing.kube import ApiError, ControlPlane, ProgramFailed, Unavailable
 
 ROUNDS = 3
 SCENES = ("one", "many", "loss", "idle", "growth")
@@ -44,7 +44,7 @@ def main() -> int:
         with ControlPlane(audit=True, scheduler=False) as kube:
             ground = Ground(kube, home)
             ground.install(rivals)
-            sections = [scene() for scene in _scenes(ground, args)]
+            sections = [_play(name, scene) for name, scene in _scenes(ground, args)]
     except Unavailable as error:
         tell(f"nothing can be measured: {error}")
         return 2
@@ -62,7 +62,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def _scenes(ground: Ground, args: argparse.Namespace) -> list[Callable[[], Section]]:
+def _scenes(ground: Ground, args: argparse.Namespace) -> list[tuple[str, Callable[[], Section]]]:
     quick = args.quick
     rounds = 1 if quick else args.rounds
     others = tuple(each for each in OTHERS if not (quick and each.slow))
@@ -77,7 +77,18 @@ def _scenes(ground: Ground, args: argparse.Namespace) -> list[Callable[[], Secti
         ),
         "growth": lambda: measure_growth(ground, sizes=() if quick else (2500, 5000)),
     }
-    return [scenes[name] for name in args.only or SCENES]
+    return [(name, scenes[name]) for name in args.only or SCENES]
+
+
+def _play(name: str, scene: Callable[[], Section]) -> Section:
+    """Measure one scene; one that cannot be brought to its end is a failure, and the others go on."""
+    tell(f"{name}: {read_load()}")
+    try:
+        return scene()
+    except (TimeoutError, ProgramFailed, ApiError, AssertionError) as error:
+        section = Section(name)
+        section.add(f"{name}: measured to the end", (), "", 1.0, flaw=f"{type(error).__name__}: {error}")
+        return section
 
 
 def _parse() -> argparse.Namespace:

@@ -145,7 +145,7 @@ def controller(
     kubeconfig: Annotated[str | None, typer.Option(metavar="FILE", help="How to reach the cluster.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Only the jobs of this namespace.")] = None,
     gang: Annotated[str | None, typer.Option(help="PodGroups: auto (default), on or off.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Jobs looked at side by side (8).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Jobs looked at side by side (32).")] = None,
     connections: Annotated[int | None, typer.Option(help="Connections for requests (16).")] = None,
     leader_elect: Annotated[bool | None, typer.Option(help="Act only while holding the Lease.")] = None,
     lease_namespace: Annotated[str | None, typer.Option(help="Where the Lease is (taskd-system).")] = None,

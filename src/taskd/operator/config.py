@@ -25,7 +25,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Look after the jobs of this namespace only; empty means all."""
     gang: Literal["auto", "on", "off"] = "auto"
     """Gang scheduling by PodGroups: `auto` uses it where the cluster has Volcano's PodGroup."""
-    workers: Positive = 8
+    workers: Positive = 32
+    """Jobs looked at side by side: more than connections, since most of them wait for a Service's address."""
     connections: Positive = 16
     leader_elect: bool = True
     lease_namespace: str = "taskd-system"

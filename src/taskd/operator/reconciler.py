@@ -237,8 +237,9 @@ class Reconciler:
         problems = validation.validate(raw, missing_queue=self.cluster.missing_queue(raw))
         for problem in problems:
             self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)
-        if asked.job is not None:
-            for reason, message in pods.warnings(asked.job, gang=self.cluster.gang):
+        job = self.forms.of(raw).job
+        if job is not None and not problems:
+            for reason, message in pods.warnings(job, gang=self.cluster.gang):
                 self.recorder.tell(raw, reason, message, warning=True)
 
     def _forget(self, raw: Json | None) -> None:

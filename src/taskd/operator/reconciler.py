@@ -25,7 +25,7 @@ from taskd.kube.objects import Json, Pod
 from taskd.kube.resources import ASCENDJOB
 from taskd.kube.store import Change
 from taskd.operator.carrier import MANAGER, Carrier
-from taskd.operator.cluster import Cluster, owner_keys
+from taskd.operator.cluster import Cluster
 from taskd.operator.forms import Form, Forms
 from taskd.operator.ranktables import RankTables
 from taskd.operator.views import see_group, slot_of, version_of
@@ -91,10 +91,6 @@ class Reconciler:
         if slot is not None and pod.metadata.annotations.get(names.POD_TYPE) != names.BACKUP:
             losses = self.departed.setdefault(pod.metadata.controller_uid, {})
             losses[slot] = max(losses.get(slot, 0), version_of(pod))
-
-    def keys_of(self, pod: Pod | None) -> set[Key]:
-        """The jobs that a pod concerns."""
-        return set() if pod is None else set(owner_keys(pod))
 
     async def _snapshot(
         self, raw: Json, form: Form, job: Job | None, failures: tuple[Failure, ...]
@@ -233,7 +229,6 @@ class Reconciler:
         self._told[metadata["uid"]] = form
         if int((raw.get("status") or {}).get("observedGeneration", -1)) == form:
             return  # a predecessor of this process has told it
-        asked = self.forms.of(raw)
         problems = validation.validate(raw, missing_queue=self.cluster.missing_queue(raw))
         for problem in problems:
             self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)

@@ -129,6 +129,7 @@ def test_versions_are_compacted_away_while_the_controller_stands_still(
     site.submit(small(workers=3))
     wait_running(site, "job")
     assert steady.process is not None
+    mark = kube.audit.mark()
     os.kill(steady.process.pid, signal.SIGSTOP)
     try:
         delete_pod(site, "job-worker-0")
@@ -140,6 +141,8 @@ def test_versions_are_compacted_away_while_the_controller_stands_still(
         os.kill(steady.process.pid, signal.SIGCONT)
     _healthy(site, "job", 4, restarts=1)
     _healthy(site, "second", 2)
+    asked = kube.audit.requests(since=mark, user_agent="taskd-controller/", resource="pods")
+    assert "list" in {request.verb for request in asked}, "the watch could not go on"
     assert versions(site, "job") == {
         "job-master-0": 0, "job-worker-0": 1, "job-worker-1": 1, "job-worker-2": 0,
     }  # fmt: skip

@@ -95,8 +95,17 @@ def pytorch_job(namespace: str, name: str, pods: int) -> Json:
 
 
 def job_set(namespace: str, name: str, pods: int) -> Json:
-    """Return JobSet's job of the same pods, with the defaults that its webhook would write."""
+    """Return JobSet's job of the same pods, with the defaults that its webhook would write.
+
+    JobSet tells a pod nothing about the training, so whoever uses it writes that into the template: the
+    variables that our operator adds by itself stand there. (The API server keeps track of who set each of
+    them, so a pod with few costs it much less.)
+    """
     pod = template("ascend", "ascendjob-port", restartPolicy="Never")
+    raw = ascend_job(namespace, name, pods)
+    raw["metadata"]["uid"] = "00000000-0000-0000-0000-000000000000"
+    ours = objects_of(raw, gang=False)[-1][1]
+    pod["spec"]["containers"][0]["env"] = ours["spec"]["containers"][0]["env"]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",

@@ -71,6 +71,11 @@ class WorkQueue(Generic[K]):
         return len(self._ready)
 
     @property
+    def load(self) -> int:
+        """How many keys wait or are being worked on."""
+        return len(self._ready) + len(self._working)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing waits and nobody works; delayed keys may still come."""
         return not self._dirty and not self._working

@@ -51,8 +51,9 @@ class Later(Protocol):
     def add_after(self, key: Key, delay_s: float) -> None:
         """Look at the key again after so many seconds."""
 
-    def __len__(self) -> int:
-        """How many jobs wait for a look."""
+    @property
+    def load(self) -> int:
+        """How many jobs wait for a look or have one."""
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ class Reconciler:
         since = self._unwritten.setdefault(uid, now)
         if not telling.urgent(before, status):
             # Where many jobs wait for their pods, those come before what is only told of others.
-            crowded = len(self.later) >= CROWD
+            crowded = self.later.load >= CROWD
             delay_s = self.status_delay_s * (CROWDED_DELAYS if crowded else 1)
             if now < since + delay_s:
                 # Later each time: a look is not free.

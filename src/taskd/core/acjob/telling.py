@@ -35,7 +35,9 @@ def urgent(before: Status, after: Status) -> bool:
     new, old = after.last, before.last
     if new is None or (old is not None and old.says(new)):
         return False
-    return new.reason not in _QUIET
+    # A restart that has begun is counted, see above. Until then a pod is on its way out, often for some
+    # milliseconds only: its going and the restart that follows are one write.
+    return new.type != names.RESTARTING and new.reason not in _QUIET
 
 
 def _counters(status: Status) -> tuple[object, ...]:

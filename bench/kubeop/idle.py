@@ -13,6 +13,7 @@ from taskd.testing.kube import Kubelets, Nodes, Program, VolcanoStandIn
 CORE_LIMIT = 2.0
 NODES = 8
 SMALL = 2
+QUIET_S = 5.0
 
 
 def measure_idle(ground: Ground, *, running: int, waiting: int, seconds: float) -> Section:
@@ -64,18 +65,27 @@ def _wait_states(ground: Ground, namespace: str, state: str, reason: str, count:
         return there == count
 
     until(reached, 240, every_s=1.0)
-    time.sleep(5.0)
 
 
 def _watch(ground: Ground, section: Section, name: str, turn: Turn, program: Program, seconds: float) -> None:
+    user = ground.users["taskd"].name
+
+    def quiet() -> bool:
+        """Tell whether the Events of the start, which are sent one after another, are out."""
+        ground.settle(turn)
+        turn.requests.clear()
+        time.sleep(QUIET_S)
+        ground.settle(turn)
+        return all(each.resource == "leases" for each in turn.writes(user))
+
+    until(quiet, 120, every_s=0.1)
     tell(f"{name}: watching for {seconds:g} s")
-    ground.settle(turn)
     turn.requests.clear()
     used, began = core_seconds(program), time.monotonic()
     time.sleep(seconds)
     share = 100 * (core_seconds(program) - used) / (time.monotonic() - began)
     ground.settle(turn)
-    writes = turn.writes(ground.users["taskd"].name)
+    writes = turn.writes(user)
     leases = [each for each in writes if each.resource == "leases"]
     others = [each for each in writes if each.resource != "leases"]
     section.add(f"{name}: writes", [float(len(others))], "", 0.0)

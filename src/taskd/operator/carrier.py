@@ -41,6 +41,7 @@ from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
 
 MANAGER = "taskd-operator"
+SLOW_START = (1, 4)
 BATCH = 16
 TOO_MANY = 429
 SERVER_ERROR = 500
@@ -242,43 +243,32 @@ class Carrier:
         maker = PodMaker(
             job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
         )
-        begun, width = 0, 1
-        while begun < len(slots):
-            if not self._wanted(job):
-                return None
-            batch = slots[begun : begun + width]
-            answers = await asyncio.gather(
-                *(self._create_pod(job, maker.pod(slot, version)) for slot in batch)
-            )
-            for slot, failure in zip(batch, answers, strict=True):
-                if failure is not None:
-                    return Failure(
-                        failure.reason, f"failed to create pods of type<{slot.kind}>: {failure.message}"
-                    )
-            begun += len(batch)
-            width *= 2
-            if width > BATCH:
-                return await self._stream(job, maker, slots[begun:], version)
+        begun = 0
+        for width in (*SLOW_START, BATCH):
+            some = slots[begun:] if width == BATCH else slots[begun : begun + width]
+            refused = await self._create_some(job, maker, some, version, width)
+            if refused is not None:
+                return refused
+            begun += len(some)
         return None
 
-    async def _stream(self, job: Job, maker: PodMaker, slots: Sequence[Slot], version: int) -> Failure | None:
-        """Keep a fixed number of creations under way until all are done or one is refused."""
+    async def _create_some(
+        self, job: Job, maker: PodMaker, slots: Sequence[Slot], version: int, width: int
+    ) -> Failure | None:
+        """Keep so many creations under way until all are done or one is refused."""
         left = iter(slots)
         refused: list[Failure] = []
 
-        async def create_some() -> None:
+        async def create() -> None:
             for slot in left:
                 if refused or not self._wanted(job):
                     return
                 failure = await self._create_pod(job, maker.pod(slot, version))
                 if failure is not None:
-                    refused.append(
-                        Failure(
-                            failure.reason, f"failed to create pods of type<{slot.kind}>: {failure.message}"
-                        )
-                    )
+                    said = f"failed to create pods of type<{slot.kind}>: {failure.message}"
+                    refused.append(Failure(failure.reason, said))
 
-        await asyncio.gather(*(create_some() for _ in range(min(BATCH, len(slots)))))
+        await asyncio.gather(*(create() for _ in range(min(width, len(slots)))))
         return refused[0] if refused else None
 
     def _wanted(self, job: Job) -> bool:

@@ -4,6 +4,7 @@ import base64
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -89,8 +90,24 @@ class Cluster:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, user: User | None = None, check: bool = True
     ) -> str:
-        """Run kubectl and return what it printed; `CalledProcessError` with its words if it fails."""
-        done = subprocess.run(
+        """Run kubectl and return what it printed; RuntimeError with its words if it fails."""
+        done = self._run_kubectl(arguments, stdin, user)
+        for pause_s in (0.0, 0.5, 1.0, 2.0):
+            if "doesn't have a resource type" not in done.stderr:
+                break
+            # kubectl remembers for minutes which kinds a server has, and the server itself needs a moment to
+            # list a kind that has just been added.
+            time.sleep(pause_s)
+            shutil.rmtree(self.directory / ".kube", ignore_errors=True)
+            done = self._run_kubectl(arguments, stdin, user)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
+        return done.stdout if check else done.stdout + done.stderr
+
+    def _run_kubectl(
+        self, arguments: Sequence[str], stdin: str | None, user: User | None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [str(self.kubectl_path), *arguments],
             env={
                 "PATH": os.defpath,
@@ -104,9 +121,6 @@ class Cluster:
             check=False,
             timeout=60,
         )
-        if check and done.returncode != 0:
-            raise RuntimeError(f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
-        return done.stdout if check else done.stdout + done.stderr
 
     @contextmanager
     def namespace(self, prefix: str = "t") -> Iterator[str]:

@@ -145,6 +145,7 @@ def controller(
     kubeconfig: Annotated[str | None, typer.Option(metavar="FILE", help="How to reach the cluster.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Only the jobs of this namespace.")] = None,
     gang: Annotated[str | None, typer.Option(help="PodGroups: auto (default), on or off.")] = None,
+    discovery_s: Annotated[float | None, typer.Option(help="How often to look for PodGroups (30).")] = None,
     workers: Annotated[int | None, typer.Option(help="Jobs looked at side by side (32).")] = None,
     connections: Annotated[int | None, typer.Option(help="Connections for requests (16).")] = None,
     leader_elect: Annotated[bool | None, typer.Option(help="Act only while holding the Lease.")] = None,

@@ -25,6 +25,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Look after the jobs of this namespace only; empty means all."""
     gang: Literal["auto", "on", "off"] = "auto"
     """Gang scheduling by PodGroups: `auto` uses it where the cluster has Volcano's PodGroup."""
+    discovery_s: Seconds = 30.0
+    """How often to look whether the cluster has got, or lost, Volcano's PodGroup."""
     workers: Positive = 32
     """Jobs looked at side by side: more than connections, since most of them wait for a Service's address."""
     connections: Positive = 16

@@ -37,7 +37,6 @@ from taskd.operator.reconciler import Key, Reconciler
 from taskd.operator.views import is_unreachable
 from taskd.operator.web import pages
 
-DISCOVERY_S = 30.0
 log = structlog.get_logger()
 
 
@@ -114,7 +113,7 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(recorder.run())
                 if config.gang != "off":
-                    tasks.create_task(_notice_change(client, gang=cluster.gang))
+                    tasks.create_task(_notice_change(client, config.discovery_s, gang=cluster.gang))
                 for informer in cluster.informers():
                     tasks.create_task(informer.run())
                 await cluster.synced()
@@ -153,10 +152,10 @@ class _ClusterChanged(Exception):
     pass
 
 
-async def _notice_change(client: KubeClient, *, gang: bool) -> None:
+async def _notice_change(client: KubeClient, pause_s: float, *, gang: bool) -> None:
     """Look now and then whether gang scheduling has become possible, or impossible."""
     while True:
-        await asyncio.sleep(DISCOVERY_S)
+        await asyncio.sleep(pause_s)
         with contextlib.suppress(KubeError):
             if await client.serves(POD_GROUP) != gang:
                 raise _ClusterChanged

@@ -49,6 +49,18 @@ async def client(kube: Cluster) -> AsyncIterator[KubeClient]:
         yield made
 
 
+async def test_a_brief_answer_has_the_metadata_alone(client: KubeClient, namespace: str) -> None:
+    """Name, UID, version, labels and owner are what a cache needs of a pod that was just made."""
+    brief = await client.create(POD, namespace, manifest("short", nodeName="somewhere"), brief=True)
+    whole = await client.get(POD, namespace, "short")
+
+    assert whole.metadata == brief.metadata
+    assert ("somewhere", "") == (whole.spec.node_name, brief.spec.node_name)
+    with pytest.raises(ApiError) as taken:
+        await client.create(POD, namespace, manifest("short"), brief=True)
+    assert taken.value.already_exists
+
+
 async def test_an_object_from_birth_to_death(client: KubeClient, namespace: str) -> None:
     """Created, read, found by label, gone; names taken and names unknown are told apart."""
     made = await client.create(POD, namespace, manifest("a"))

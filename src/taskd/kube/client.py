@@ -40,6 +40,8 @@ WATCH_S = 300
 SILENCE_S = 90.0
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
+# A server that cannot do that answers in full.
+BRIEF = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"
 
 _encoder = msgspec.json.Encoder()
 log = structlog.get_logger()
@@ -252,10 +254,18 @@ class KubeClient:
 
     # ------------------------------------------------------------------------------------------- writing
 
-    async def create(self, resource: Resource[T], namespace: str | None, manifest: Manifest) -> T:
-        """Create an object and return it as stored; ApiError.already_exists if the name is taken."""
-        body = _body(resource, manifest)
-        return self._decode(resource, await self._write("POST", resource, resource.path(namespace), body))
+    async def create(
+        self, resource: Resource[T], namespace: str | None, manifest: Manifest, *, brief: bool = False
+    ) -> T:
+        """Create an object and return it as stored; ApiError.already_exists if the name is taken.
+
+        With ``brief`` the server answers with the metadata alone, which for a pod costs it a twentieth less;
+        everything else in the result has its first value.
+        """
+        path, body = resource.path(namespace), _body(resource, manifest)
+        return self._decode(
+            resource, await self._write("POST", resource, path, body, accept=BRIEF if brief else "")
+        )
 
     async def replace(self, resource: Resource[T], namespace: str | None, name: str, manifest: Manifest) -> T:
         """Write the whole object; with a resourceVersion in it, only over exactly that version."""
@@ -357,6 +367,7 @@ class KubeClient:
         query: Mapping[str, str | int | None] | None = None,
         content_type: str = "application/json",
         subresource: str = "",
+        accept: str = "",
     ) -> bytes:
         _, answer = await self._transport.request(
             method,
@@ -364,6 +375,7 @@ class KubeClient:
             body,
             content_type,
             label=(resource.plural, subresource),
+            accept=accept,
             urgent=self._urgent,
             limit_s=self._guard,
         )

@@ -22,7 +22,7 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -165,6 +165,7 @@ class Transport:
         content_type: str = "application/json",
         *,
         label: tuple[str, str] = ("", ""),
+        accept: str = "",
         urgent: bool = False,
         limit_s: Callable[[], float] | None = None,
     ) -> tuple[int, bytes]:
@@ -173,13 +174,16 @@ class Transport:
         ``limit_s`` is asked before each sending and again in the moment of writing: it may raise to forbid it
         (a KubeError), or return how many seconds the request may take at most. It needs a body.
         """
+        headers = {"Content-Type": content_type} if body is not None else {}
+        if accept:
+            headers["Accept"] = accept
         waited = 0.0
         for attempt in range(self.limits.retries + 1):
             if urgent:
-                failure = await self._once(method, target, body, content_type, label, limit_s, side=True)
+                failure = await self._once(method, target, body, headers, label, limit_s, side=True)
             else:
                 async with self._slots:
-                    failure = await self._once(method, target, body, content_type, label, limit_s, side=False)
+                    failure = await self._once(method, target, body, headers, label, limit_s, side=False)
             if isinstance(failure, tuple):
                 return failure
             if failure.status_code == HTTP_UNAUTHORIZED and attempt == 0 and self._credentials.refused():
@@ -198,17 +202,19 @@ class Transport:
         method: str,
         target: str,
         body: bytes | None,
-        content_type: str,
+        given: Mapping[str, str],
         label: tuple[str, str],
         limit_s: Callable[[], float] | None,
         *,
         side: bool,
     ) -> tuple[int, bytes] | ApiError:
-        headers = {"Content-Type": content_type} if body is not None else {}
+        headers = dict(given)
         if (auth := await self._credentials.header()) is not None:
             headers["Authorization"] = auth
         total = self.limits.request_s if limit_s is None else min(self.limits.request_s, limit_s())
-        data = body if body is None or limit_s is None else _GuardedBody(body, content_type, limit_s)
+        data = (
+            body if body is None or limit_s is None else _GuardedBody(body, headers["Content-Type"], limit_s)
+        )
         began, status = time.monotonic(), 0
         try:
             async with self._open_session(side=side).request(

@@ -295,7 +295,7 @@ class Carrier:
 
     async def _create_pod(self, job: Job, manifest: dict[str, Any]) -> Failure | None:
         try:
-            pod = await self.cluster.client.create(POD, job.namespace, manifest)
+            pod = await self.cluster.client.create(POD, job.namespace, manifest, brief=True)
         except ApiError as error:
             if error.already_exists:
                 return await self._adopt(job, manifest["metadata"]["name"])

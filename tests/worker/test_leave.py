@@ -49,6 +49,26 @@ def test_a_sleeping_thread_is_given_up_at_the_limit() -> None:
         assert look(leave) >= LIMIT_S
 
 
+def test_the_sleep_of_a_forked_process_is_seen() -> None:
+    """Ranks are forked, and Python does not tell the main thread of a fork its own number."""
+    script = """
+import os, threading, time
+from taskd.worker.watch import Leave
+def look():
+    leave = Leave(threading.main_thread(), 0.2)
+    while not leave.is_over():
+        time.sleep(0.02)
+    print(leave._asleep_s > 0.2, flush=True)
+    os._exit(0)
+if os.fork() == 0:
+    threading.Thread(target=look).start()
+    time.sleep(60)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "True\n" == done.stdout
+
+
 @pytest.mark.parametrize("rivals", [0, 4])
 def test_a_computing_thread_is_given_more_time_but_not_all(rivals: int) -> None:
     """On a crowded machine too: a thread that waits for a processor does not sleep."""

@@ -52,7 +52,7 @@ class Leave:
 
     def __init__(self, thread: threading.Thread, limit_s: float) -> None:
         """Begin to count."""
-        self._number = thread.native_id or 0
+        self._number = _kernel_id(thread)
         self._clock = time.pthread_getcpuclockid(thread.ident or 0)
         self._limit_s = limit_s
         self.put_off()
@@ -70,6 +70,14 @@ class Leave:
             self._asleep_s += max(0.0, (now - self._looked) - (computed - self._computed))
         self._looked, self._computed = now, computed
         return self._asleep_s > self._limit_s or now - self._began > LEAVE_PATIENCE * self._limit_s
+
+
+def _kernel_id(thread: threading.Thread) -> int:
+    """The thread as the kernel numbers it.
+
+    A rank is forked from a warm process, and Python leaves the main thread the number of its parent's.
+    """
+    return os.getpid() if thread is threading.main_thread() else thread.native_id or 0
 
 
 class Watch:

@@ -54,7 +54,7 @@ def test_exit_codes_are_those_of_a_shell(tmp_path: Path, how: str, code: int) ->
 
 def test_a_killed_rank_restarts_the_group_and_the_job_ends_well(tmp_path: Path) -> None:
     """Kill -9 of one rank: all get new processes, no step is missing, one incident is told."""
-    with running(tmp_path, "--nproc-per-node", "2", STEPS, "40", "0.05") as job:
+    with running(tmp_path, "--nproc-per-node", "2", STEPS, "100", "0.05") as job:
         job.at_step(5)
         before = job.pids()
         os.kill(before[1], signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_a_killed_rank_restarts_the_group_and_the_job_ends_well(tmp_path: Path) 
     assert not set(before.values()) & set(after.values())
     for rank in range(2):
         steps = [int(line.split()[0]) for line in (tmp_path / f"done-{rank}.txt").read_text().splitlines()]
-        assert list(range(40)) == steps
+        assert list(range(100)) == steps
     (incident,) = job.timeline()
     assert ("recovered", 1) == (incident["outcome"], incident["rank"])
     assert "SIGKILL" in incident["reason"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,3 @@ def owner_keys(thing: Pod | Service | PodGroup) -> Iterator[tuple[str, str]]:
     if not thing.metadata.controller_uid and (job := thing.metadata.labels.get(names.JOB_NAME)):
         # Left behind by a job that is gone: a new one of that name may wait for its place.
         yield thing.metadata.namespace, job
-
-
-Enqueue = Callable[[tuple[str, str]], None]

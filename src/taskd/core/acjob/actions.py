@@ -6,7 +6,7 @@ A controller that died half-way is simply run again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.status import Status
@@ -102,7 +102,6 @@ class Decision:
     """
     wake_at: float | None = None
     """When time alone will change the answer."""
-    notes: tuple[Note, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)

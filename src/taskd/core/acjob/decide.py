@@ -76,7 +76,6 @@ class _Course:
         self.found = roster(job, seen.pods)
         self.requests = restarts.requests_of(seen.raw)
         known = {str(request.get("id")) for request in self.requests}
-        self.before = status
         self.status = replace(
             status,
             strategy=",".join(job.strategies()),

@@ -4,6 +4,7 @@ Each line is of one thread: its name, its state, what it sleeps in, and the syst
 far as this user may read them.
 """
 
+import time
 from pathlib import Path
 
 MAX_THREADS = 64
@@ -55,3 +56,37 @@ def _read(path: Path) -> str:
     except OSError:
         return ""
     return "" if text == "0" else text
+
+
+class Threads:
+    """Threads of this process by their names, and for how long they have done nothing."""
+
+    def __init__(self, workers: str, poller: str) -> None:
+        """Workers sleep until there is something to do; a poller also looks around now and then."""
+        self._workers = workers
+        self._poller = poller
+        self._seen: dict[str, str] = {}
+        self._since = 0.0
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._seen = {}
+
+    def quiet_for(self) -> float:
+        """Look at them; seconds since when all workers slept and none has used the processor.
+
+        Zero at the first look, where there is none of either kind, and where a poller does not sleep now.
+        """
+        now = time.monotonic()
+        workers: dict[str, str] = {}
+        pollers = []
+        for place in Path("/proc/self/task").iterdir():
+            stat = _read(place / "stat")
+            name, letter = stat.partition("(")[2].rpartition(")")[0], _letter(stat)
+            if name == self._poller:
+                pollers.append(letter)
+            elif name == self._workers:
+                workers[place.name] = letter + _read(place / "schedstat").partition(" ")[0]
+        if not workers or workers != self._seen or any(not each.startswith("S") for each in workers.values()):
+            self._seen, self._since = workers, now
+        return now - self._since if set(pollers) == {"S"} else 0.0

@@ -103,6 +103,9 @@ class Watch:
         self.pace_s = 0.0
         # Tells whether the training thread is in the script's own code, between steps or after them.
         self.is_outside: Callable[[], bool] = lambda: False
+        # Called while the training thread has not come out yet, and now and then while all is well.
+        self.on_linger: Callable[[int], None] = lambda _: None
+        self.on_look: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="taskd-watch", daemon=True)
 
     def start(self) -> None:
@@ -239,6 +242,7 @@ class Watch:
             if settled:
                 # Not while groups are taken down: whoever holds one then may be the last to hold it.
                 self._worker.answer(self._training.ident or 0)
+                self.on_look()
 
     def _end_if_replaced(self) -> None:
         """End a process that was stopped for so long that another one has its rank by now.
@@ -262,6 +266,8 @@ class Watch:
             # Once more: gloo's threads may have opened new connections. Not for a generation that was raised
             # gently since: up to its entry the group of now is in use.
             self._on_raise(cut_for)
+        if leave is not None:
+            self.on_linger(self._raised)
         if leave is not None and self.is_outside():
             leave.put_off()
             self._say_coming()

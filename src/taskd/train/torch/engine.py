@@ -130,6 +130,8 @@ class Engine:
         self._outside: int | None = None  # how many collectives there had been when the script took over
         self.replaying = False
         self._watch.is_outside = lambda: self._outside == self.groups.calls
+        self._watch.on_linger = self.groups.let_go
+        self._watch.on_look = self.groups.end_overdue
         worker.damage = lambda: damage(self._objects)
         worker.break_network = lambda: self._fence.sever(worker.generation)
         worker.count_collectives = count_collectives

@@ -31,6 +31,7 @@ from torch.distributed import ProcessGroup
 from taskd.train.torch.devices import NAMES, Device, find
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.notes import Alone, Noting, SetupNotes
+from taskd.train.torch.works import NEVER, Watching, Works
 
 log = logging.getLogger("taskd")
 
@@ -203,8 +204,9 @@ def drop(groups: list[StableGroup]) -> None:
     for group in groups:
         group.backends = []
         group.inner = _Gone()
-    if backends:
-        threading.Thread(target=_close, args=(backends,), name="taskd-gone", daemon=True).start()
+    while backends:
+        # One thread each: whoever is not let go holds up nobody else's end.
+        threading.Thread(target=_close, args=([backends.pop()],), name="taskd-gone", daemon=True).start()
 
 
 def _close(backends: list[tuple[Device, Any]]) -> None:
@@ -224,6 +226,7 @@ class Groups:
     ) -> None:
         """``alone`` is a replaced process's beginning; ``together`` ends it."""
         self._fence = fence
+        self._works = Works()
         self._generation = generation
         self._notes = notes
         self._alone = alone
@@ -316,6 +319,20 @@ class Groups:
                 if device.name != "gloo":  # that one the fence has cut, and holds until all are out
                     device.interrupt(backend)
 
+    def let_go(self, before: int) -> None:
+        """Let the training thread go from what gloo has forgotten; from another thread, after the cut."""
+        count = self._works.let_go(before)
+        if count:
+            log.warning(
+                "taskd: gloo has forgotten %d collectives with a peer that is gone; they are left", count
+            )
+
+    def end_overdue(self) -> None:
+        """Break off what takes longer than the script allows; from another thread, now and then."""
+        if self._works.is_overdue():
+            log.error("taskd: a collective takes longer than its group's timeout; the connections are cut")
+            self._fence.sever(self._generation())
+
     def leave(self) -> None:
         """Let go of all processes behind the groups."""
         stopped = {device for group in self._members for device, _ in group.backends if device.must_restart}
@@ -388,10 +405,13 @@ class Groups:
         if self._setting_up:
             group.inner = Noting(group.inner, self._notes, group.group_name)
 
-    @staticmethod
-    def _connect_for_real(group: StableGroup, generation: int) -> None:
+    def _connect_for_real(self, group: StableGroup, generation: int) -> None:
         group.generation = generation
         group.inner, group.backends = _make_inner(group)
+        if set(group.wanted.backends.values()) == {"gloo"}:
+            for _, backend in group.backends:
+                backend._set_default_timeout(NEVER)
+            group.inner = Watching(group.inner, self._works, generation, group.wanted.timeout)
 
 
 def _backends(backend: str) -> dict[str, str]:

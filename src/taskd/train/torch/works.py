@@ -1,0 +1,234 @@
+"""Collectives under way, and how to let go of one that gloo has forgotten.
+
+gloo writes what a rank sends from a thread of its own, once the peer has said that it is ready. Where the
+peer dies just after saying so, that write fails, and gloo tells everybody who waits on the connection but
+the one whose data it was: it has left one list and is not in the next. Its thread waits for the group's
+timeout (``UnboundBuffer::waitSend``), the training thread waits for that thread, and neither a cut of the
+connections nor ``abort`` wakes it. Two busy cores and four ranks see this about once in a hundred deaths.
+
+So the training thread must be able to leave without gloo's. It waits for a *future* that the two share, and
+the future can be completed here: then ``wait`` raises, and DDP, which waits in C++, does not find its
+gradients there and raises too. What has to be sure before that:
+
+- Nothing may come of the collective any more: a thread that is only slow would write to tensors that are in
+  use again. With all connections cut, gloo is done when its workers have not run for a while, and the thread
+  that could wake them sleeps, and so has seen the cut.
+- The forgotten thread may never complete the future a second time, which would end the process. Its own
+  timeout would do that, so gloo is given none, and the limit that the script asked for is kept here.
+
+Not so for what is sent from rank to rank (a pipeline's stages) and for reduce-scatter (FSDP's gradients),
+where there is no future, and for tensors of a device, whose streams are not for us to wait for. A rank that
+is forgotten there does not come out, and is replaced (see ``worker.watch``).
+"""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from taskd.kit.procinfo import Threads
+
+NEVER = timedelta(days=3650)
+QUIET_S = 0.2
+CROWD = 32
+WORKERS, POLLER = "pt_gloo_runloop", "gloo_tcp_loop"  # as torch and gloo name their threads
+
+_SAME = (
+    "_get_duration",
+    "_get_op_type",
+    "_get_sequence_number",
+    "_source_rank",
+    "block_current_stream",
+    "boxed",
+    "exception",
+    "get_future",
+    "get_future_result",
+    "is_completed",
+    "is_success",
+    "result",
+    "source_rank",
+    "synchronize",
+)
+
+
+class Forgotten(RuntimeError):
+    """A collective whose group is gone, and which gloo would never end."""
+
+    def __init__(self) -> None:
+        super().__init__("gloo group: connection closed, and nobody was told that this collective has failed")
+
+
+class _Standing(Work):
+    """Stands for a work of torch's, and is that in all but how it is waited for."""
+
+    def __init__(self, work: Any) -> None:  # noqa: ANN401 - torch's own
+        super().__init__()
+        self._work = work
+        self.overdue_at = math.inf
+        self.generation = sys.maxsize  # nobody can be let go from it
+
+    def is_over(self) -> bool:
+        """Tell whether nobody has to be told of it any more."""
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """End it for all who wait here."""
+
+
+def _same(name: str) -> Callable[..., Any]:
+    def call(self: _Standing, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
+        return getattr(self._work, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in _SAME:
+    if hasattr(Work, _name):
+        setattr(_Standing, _name, _same(_name))
+
+
+class Watched(_Standing):
+    """A collective that the training thread can be let go from."""
+
+    def __init__(self, work: Any, future: torch.futures.Future[Any], generation: int) -> None:  # noqa: ANN401
+        super().__init__(work)
+        self._future = future
+        self._let_go = False
+        self.generation = generation
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is done, or given up."""
+        if timeout:
+            limited: bool = self._work.wait(timeout)
+            return limited
+        with contextlib.suppress(RuntimeError):  # the work has the same error, and may have more to say
+            self._future.wait()
+        if self._let_go:
+            raise Forgotten
+        done: bool = self._work.wait()  # at once
+        return done
+
+    def is_over(self) -> bool:
+        """It is when it is done."""
+        return self._future.done()
+
+    def let_go(self) -> None:
+        """End it for all who wait here; gloo's thread stays where it is."""
+        self._let_go = True
+        with contextlib.suppress(RuntimeError):  # it is done after all
+            # DDP takes what it finds here for its gradients: too few of them are an error there as well.
+            self._future.set_result(torch.empty(0))
+
+
+class Waited(_Standing):
+    """Something that has no future, or not one for us: it is under way while somebody waits for it."""
+
+    def __init__(self, work: Any, works: "Works", limit_s: float) -> None:  # noqa: ANN401 - torch's own
+        super().__init__(work)
+        self._works = works
+        self._limit_s = limit_s
+        self._waiting = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait as long as it takes."""
+        self._waiting, self.overdue_at = True, time.monotonic() + self._limit_s
+        self._works.add(self)
+        try:
+            done: bool = self._work.wait(timeout) if timeout else self._work.wait()
+        finally:
+            self._waiting = False
+        return done
+
+    def is_over(self) -> bool:
+        """It is unless somebody waits."""
+        return not self._waiting
+
+
+class Works:
+    """What is under way, over all groups of a process."""
+
+    def __init__(self) -> None:
+        self._works: list[_Standing] = []
+        self._gloo = Threads(WORKERS, POLLER)
+
+    def add(self, work: _Standing) -> None:
+        """Remember a collective until it is done; its tensors are not to live longer for that."""
+        works = self._works
+        while works and works[0].is_over():
+            works.pop(0)
+        if len(works) > CROWD:
+            works[:] = [each for each in works if not each.is_over()]
+        works.append(work)
+
+    def is_overdue(self) -> bool:
+        """Tell whether something has been under way for longer than its script wants to wait."""
+        now = time.monotonic()
+        return any(now >= each.overdue_at and not each.is_over() for each in list(self._works))
+
+    def let_go(self, before: int) -> int:
+        """Let go of what gloo has forgotten of earlier generations; ask again and again after their cut."""
+        left = [each for each in list(self._works) if each.generation < before and not each.is_over()]
+        if not left:
+            self._gloo.forget()
+            return 0
+        if self._gloo.quiet_for() < QUIET_S:
+            return 0
+        for each in left:
+            each.let_go()
+        return len(left)
+
+
+class Watching:
+    """Stands before a group of gloo's, and remembers what is begun there."""
+
+    def __init__(self, real: Any, works: Works, generation: int, timeout: timedelta) -> None:  # noqa: ANN401
+        self._real = real
+        self._works = works
+        self._generation = generation
+        self._limit_s = timeout.total_seconds()
+        self._futureless: set[str] = set()
+
+    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - the group's attributes
+        found = getattr(self._real, operation)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
+            work = found(*args, **kwargs)
+            return self._stand_for(work, operation, args) if isinstance(work, Work) else work
+
+        self.__dict__[operation] = call  # found at once the next time
+        return call
+
+    def _stand_for(self, work: Any, operation: str, args: tuple[Any, ...]) -> Work:  # noqa: ANN401 - torch's own
+        if operation not in self._futureless and _is_on_host(args):
+            try:
+                future = work.get_future()
+            except RuntimeError:
+                self._futureless.add(operation)
+            else:
+                watched = Watched(work, future, self._generation)
+                watched.overdue_at = time.monotonic() + self._limit_s
+                self._works.add(watched)
+                return watched
+        return Waited(work, self._works, self._limit_s)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The script's limit, which is kept here."""
+        self._limit_s = timeout.total_seconds()
+
+
+def _is_on_host(value: object) -> bool:
+    """Tell where a call's tensors are; the first one is like all others."""
+    while isinstance(value, list | tuple):
+        if not value:
+            return True
+        value = value[0]
+    return not isinstance(value, torch.Tensor) or value.device.type == "cpu"

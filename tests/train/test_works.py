@@ -1,7 +1,9 @@
 """Collectives that gloo forgets are left, and nothing else is."""
 
+import gc
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,19 @@ def test_a_collective_is_what_it_was(works: Works) -> None:
         assert work.exception() is None
     assert 1 >= len(works._works)
     assert 1 == group.size()
+
+
+def test_a_group_goes_with_its_last_user(works: Works) -> None:
+    """Its end closes its connections; a cycle would put that off until garbage is collected."""
+    group = Watching(Slow(), works, 1, LONG)
+    gone = weakref.ref(group._real)
+    group.allreduce([torch.ones(1)])
+    gc.disable()
+    try:
+        del group
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_has_no_future_is_limited_while_it_is_waited_for(works: Works) -> None:

@@ -22,8 +22,10 @@ is forgotten there does not come out, and is replaced (see ``worker.watch``).
 """
 
 import contextlib
+import functools
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -156,25 +158,27 @@ class Works:
 
     def __init__(self) -> None:
         self._works: list[_Standing] = []
+        self._lock = threading.Lock()  # a script may have several threads that call
         self._gloo = Threads(WORKERS, POLLER)
 
     def add(self, work: _Standing) -> None:
         """Remember a collective until it is done; its tensors are not to live longer for that."""
         works = self._works
-        while works and works[0].is_over():
-            works.pop(0)
-        if len(works) > CROWD:
-            works[:] = [each for each in works if not each.is_over()]
-        works.append(work)
+        with self._lock:
+            while works and works[0].is_over():
+                works.pop(0)
+            if len(works) > CROWD:
+                works[:] = [each for each in works if not each.is_over()]
+            works.append(work)
 
     def is_overdue(self) -> bool:
         """Tell whether something has been under way for longer than its script wants to wait."""
         now = time.monotonic()
-        return any(now >= each.overdue_at and not each.is_over() for each in list(self._works))
+        return any(now >= each.overdue_at and not each.is_over() for each in self._under_way())
 
     def let_go(self, before: int) -> int:
         """Let go of what gloo has forgotten of earlier generations; ask again and again after their cut."""
-        left = [each for each in list(self._works) if each.generation < before and not each.is_over()]
+        left = [each for each in self._under_way() if each.generation < before and not each.is_over()]
         if not left:
             self._gloo.forget()
             return 0
@@ -183,6 +187,10 @@ class Works:
         for each in left:
             each.let_go()
         return len(left)
+
+    def _under_way(self) -> list[_Standing]:
+        with self._lock:
+            return list(self._works)
 
 
 class Watching:
@@ -197,17 +205,13 @@ class Watching:
 
     def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - the group's attributes
         found = getattr(self._real, operation)
-        if not callable(found):
-            return found
+        # Nothing of it is kept here: a cycle would hold the group, and its connections, after its end.
+        return functools.partial(self._begin, operation, found) if callable(found) else found
 
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
-            work = found(*args, **kwargs)
-            return self._stand_for(work, operation, args) if isinstance(work, Work) else work
-
-        self.__dict__[operation] = call  # found at once the next time
-        return call
-
-    def _stand_for(self, work: Any, operation: str, args: tuple[Any, ...]) -> Work:  # noqa: ANN401 - torch's own
+    def _begin(self, operation: str, found: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        work = found(*args, **kwargs)
+        if not isinstance(work, Work):
+            return work
         if operation not in self._futureless and _is_on_host(args):
             try:
                 future = work.get_future()

@@ -112,7 +112,7 @@ def test_a_rank_that_does_not_come_out_to_recover_is_named(tmp_path: Path, undis
     """One rank dies while another one hangs: the second cannot be interrupted, ends itself and says where."""
     job = train(tmp_path, "--die", "before:1:8", "--hang", "sleep:2:8")
 
-    assert_recovered(undisturbed, job, 1)
+    assert_recovered(undisturbed, job, 1, 2)
     (told,) = (each for each in job.timeline() if each["rank"] == 2)
     assert "did not come out of sleep_for_ever (ddp_job.py:" in told["what"]
     assert "in sleep_for_ever" in told["stack"]

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed
 
-from taskd.kit.procinfo import Threads
-from taskd.train.torch.works import Forgotten, Watching, Works
+from taskd.kit.procinfo import Threads, name_thread
+from taskd.train.torch.works import Forgotten, Waited, Watching, Works
 from tests.train.crew import run_crew
 
 dist: Any = torch.distributed  # its stores and groups are exported, but not for the type checker
@@ -46,6 +46,16 @@ class _Work(dist.Work):  # type: ignore[misc] # a class of C++
         return self.tensors
 
 
+class _Quick:
+    def wait(self) -> bool:
+        return True
+
+
+class _Broken:
+    def wait(self) -> bool:
+        raise RuntimeError("broken")
+
+
 class Quiet(Threads):
     """Threads that have been quiet for as long as the test says."""
 
@@ -58,7 +68,7 @@ class Quiet(Threads):
 @pytest.fixture
 def works(monkeypatch: pytest.MonkeyPatch) -> Works:
     made = Works()
-    monkeypatch.setattr(made, "_gloo", Quiet("", ""))
+    monkeypatch.setattr(made, "_gloo", Quiet((), ""))
     return made
 
 
@@ -101,6 +111,43 @@ def test_what_has_no_future_is_limited_while_it_is_waited_for(works: Works) -> N
     group._real.future.set_result([])
     waiting.join(10)
     assert not works.is_overdue()
+
+
+def test_what_has_no_future_raises_what_it_raised(works: Works) -> None:
+    """In the thread that waits; and the next one is waited for as well."""
+    real = dist.distributed_c10d.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=LONG)
+    group = Watching(real, works, 1, LONG)
+    out, into = torch.zeros(2), torch.ones(2)
+    for _ in range(3):
+        assert group._reduce_scatter_base(out, into).wait()
+    assert {"_reduce_scatter_base"} == group._futureless
+    assert [1.0, 1.0] == out.tolist()
+    with pytest.raises(RuntimeError, match="broken"):
+        Waited(_Broken(), works, 1, 300.0).wait()
+    assert group._reduce_scatter_base(out, into).wait()
+
+
+def test_what_has_no_future_is_let_go(works: Works) -> None:
+    """Its thread stays behind; whoever calls next gets another one."""
+    group = Watching(Slow(), works, 1, LONG)
+    group._futureless.add("allreduce")
+    slow = group.allreduce([torch.ones(1)])
+    seen: list[object] = []
+
+    def wait() -> None:
+        with pytest.raises(Forgotten):
+            slow.wait()
+        seen.append(Waited(_Quick(), works, 1, 300.0).wait())
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    Quiet.quiet_s = 1.0
+    deadline = time.monotonic() + 10
+    while not works.let_go(2) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    Quiet.quiet_s = 0.0
+    waiting.join(10)
+    assert [True] == seen
 
 
 def test_many_at_once_are_remembered_until_they_are_done(works: Works) -> None:
@@ -159,17 +206,17 @@ def test_threads_are_quiet_when_they_sleep_and_have_not_run() -> None:
     stop, tick = threading.Event(), threading.Event()
 
     def work() -> None:
-        Path("/proc/thread-self/comm").write_text("tst-worker", "ascii")
+        name_thread("tst-worker")
         while not stop.is_set():
             tick.wait()
             tick.clear()
 
     def poll() -> None:
-        Path("/proc/thread-self/comm").write_text("tst-poller", "ascii")
+        name_thread("tst-poller")
         while not stop.wait(0.01):
             pass
 
-    threads = Threads("tst-worker", "tst-poller")
+    threads = Threads(("tst-worker",), "tst-poller")
     assert 0 == threads.quiet_for()
     running = [threading.Thread(target=each) for each in (work, poll)]
     for each in running:

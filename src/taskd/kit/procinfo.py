@@ -4,7 +4,9 @@ Each line is of one thread: its name, its state, what it sleeps in, and the syst
 far as this user may read them.
 """
 
+import contextlib
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 MAX_THREADS = 64
@@ -58,10 +60,16 @@ def _read(path: Path) -> str:
     return "" if text == "0" else text
 
 
+def name_thread(name: str) -> None:
+    """Let the kernel, and so whoever looks at the process from outside, know this thread by its name."""
+    with contextlib.suppress(OSError):
+        Path("/proc/thread-self/comm").write_text(name[:15], "utf-8")
+
+
 class Threads:
     """Threads of this process by their names, and for how long they have done nothing."""
 
-    def __init__(self, workers: str, poller: str) -> None:
+    def __init__(self, workers: Collection[str], poller: str) -> None:
         """Workers sleep until there is something to do; a poller also looks around now and then."""
         self._workers = workers
         self._poller = poller
@@ -85,7 +93,7 @@ class Threads:
             name, letter = stat.partition("(")[2].rpartition(")")[0], _letter(stat)
             if name == self._poller:
                 pollers.append(letter)
-            elif name == self._workers:
+            elif name in self._workers:
                 workers[place.name] = letter + _read(place / "schedstat").partition(" ")[0]
         if not workers or workers != self._seen or any(not each.startswith("S") for each in workers.values()):
             self._seen, self._since = workers, now

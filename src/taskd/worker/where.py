@@ -17,7 +17,13 @@ from types import CodeType, FrameType
 from taskd.kit.whereabouts import Where
 
 MAX_STACK = 4000
-WAITING_IN = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/distributed.py")
+WAITING_IN = (
+    "torch/distributed/",
+    "torch/autograd/",
+    "torch/futures/",
+    "torch/nn/parallel/distributed.py",
+    "taskd/train/torch/works.py",
+)
 _OWN = str(Path(__file__).resolve().parent.parent)
 
 

@@ -16,14 +16,16 @@ gradients there and raises too. What has to be sure before that:
 - The forgotten thread may never complete the future a second time, which would end the process. Its own
   timeout would do that, so gloo is given none, and the limit that the script asked for is kept here.
 
-Not so for what is sent from rank to rank (a pipeline's stages) and for reduce-scatter (FSDP's gradients),
-where there is no future, and for tensors of a device, whose streams are not for us to wait for. A rank that
-is forgotten there does not come out, and is replaced (see ``worker.watch``).
+What is sent from rank to rank (a pipeline's stages) and reduce-scatter (FSDP's gradients) have no future. A
+thread beside the caller's waits for those, and is left behind with them. Tensors of a device are not for us
+to wait for, because of its streams: a rank that is forgotten there does not come out, and is replaced (see
+``worker.watch``).
 """
 
 import contextlib
 import functools
 import math
+import queue
 import sys
 import threading
 import time
@@ -34,12 +36,13 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from taskd.kit.procinfo import Threads
+from taskd.kit.procinfo import Threads, name_thread
 
 NEVER = timedelta(days=3650)
 QUIET_S = 0.2
 CROWD = 32
 WORKERS, POLLER = "pt_gloo_runloop", "gloo_tcp_loop"  # as torch and gloo name their threads
+WAITER = "taskd-waiter"
 
 _SAME = (
     "_get_duration",
@@ -130,27 +133,82 @@ class Watched(_Standing):
 
 
 class Waited(_Standing):
-    """Something that has no future, or not one for us: it is under way while somebody waits for it."""
+    """Something without a future: a thread beside the caller's waits for it."""
 
-    def __init__(self, work: Any, works: "Works", limit_s: float) -> None:  # noqa: ANN401 - torch's own
+    def __init__(self, work: Any, works: "Works", generation: int, limit_s: float) -> None:  # noqa: ANN401
         super().__init__(work)
         self._works = works
         self._limit_s = limit_s
-        self._waiting = False
+        self._over = True
+        self._done = threading.Lock()
+        self._error: BaseException | None = None
+        self.generation = generation
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait as long as it takes."""
-        self._waiting, self.overdue_at = True, time.monotonic() + self._limit_s
+        """Wait until it is done, or given up."""
+        if timeout:
+            limited: bool = self._work.wait(timeout)
+            return limited
+        self._done.acquire()
+        self._over, self.overdue_at = False, time.monotonic() + self._limit_s
+        # In this order: whoever is let go leaves its thread behind, and the next one must not get behind it.
+        self._works.waiter().begin(self)
         self._works.add(self)
+        with self._done:  # when the other one, or ``let_go``, has let go of it
+            error, self._error = self._error, None
         try:
-            done: bool = self._work.wait(timeout) if timeout else self._work.wait()
+            if error is not None:
+                raise error
         finally:
-            self._waiting = False
-        return done
+            del error  # with its traceback it would be a cycle that holds the group
+        return True
+
+    def wait_beside(self) -> None:
+        """Wait in the other thread."""
+        try:
+            self._work.wait()
+        except Exception as error:  # noqa: BLE001 - the caller's
+            self._end(error)
+        else:
+            self._end(None)
 
     def is_over(self) -> bool:
         """It is unless somebody waits."""
-        return not self._waiting
+        return self._over
+
+    def let_go(self) -> None:
+        """End it for whoever waits; the other thread stays where it is, and gets no more to do."""
+        self._works.leave_waiters()
+        self._end(Forgotten())
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._works.lock:
+            if not self._over:
+                self._error, self._over = error, True
+                self._done.release()
+
+
+class Waiter:
+    """A thread that waits for what has no future, one after the other as its caller does."""
+
+    def __init__(self) -> None:
+        self._begun: queue.SimpleQueue[Waited | None] = queue.SimpleQueue()
+        threading.Thread(target=_wait_beside, args=(self._begun,), name="taskd-waiter", daemon=True).start()
+
+    def begin(self, waited: Waited) -> None:
+        """Wait for this one too."""
+        self._begun.put(waited)
+
+    def __del__(self) -> None:
+        self._begun.put(None)  # its caller has ended, or has left it behind
+
+
+def _wait_beside(begun: "queue.SimpleQueue[Waited | None]") -> None:
+    name_thread(WAITER)
+    with torch.no_grad():  # some of them write their results when they are waited for
+        while (waited := begun.get()) is not None:
+            waited.wait_beside()
+            del waited
 
 
 class Works:
@@ -158,18 +216,30 @@ class Works:
 
     def __init__(self) -> None:
         self._works: list[_Standing] = []
-        self._lock = threading.Lock()  # a script may have several threads that call
-        self._gloo = Threads(WORKERS, POLLER)
+        self.lock = threading.Lock()  # a script may have several threads that call
+        self._gloo = Threads((WORKERS, WAITER), POLLER)
+        self._waiters = threading.local()
 
     def add(self, work: _Standing) -> None:
         """Remember a collective until it is done; its tensors are not to live longer for that."""
         works = self._works
-        with self._lock:
+        with self.lock:
             while works and works[0].is_over():
                 works.pop(0)
             if len(works) > CROWD:
                 works[:] = [each for each in works if not each.is_over()]
             works.append(work)
+
+    def waiter(self) -> Waiter:
+        """Return the thread beside this one."""
+        found: Waiter | None = getattr(self._waiters, "own", None)
+        if found is None:
+            found = self._waiters.own = Waiter()
+        return found
+
+    def leave_waiters(self) -> None:
+        """Whoever calls next gets another thread beside it."""
+        self._waiters = threading.local()
 
     def is_overdue(self) -> bool:
         """Tell whether something has been under way for longer than its script wants to wait."""
@@ -189,7 +259,7 @@ class Works:
         return len(left)
 
     def _under_way(self) -> list[_Standing]:
-        with self._lock:
+        with self.lock:
             return list(self._works)
 
 
@@ -212,17 +282,18 @@ class Watching:
         work = found(*args, **kwargs)
         if not isinstance(work, Work):
             return work
-        if operation not in self._futureless and _is_on_host(args):
+        on_host = _is_on_host(args)
+        if operation not in self._futureless:
             try:
                 future = work.get_future()
             except RuntimeError:
                 self._futureless.add(operation)
             else:
-                watched = Watched(work, future, self._generation)
+                watched = Watched(work, future, self._generation if on_host else sys.maxsize)
                 watched.overdue_at = time.monotonic() + self._limit_s
                 self._works.add(watched)
-                return watched
-        return Waited(work, self._works, self._limit_s)
+                return watched if on_host else work
+        return Waited(work, self._works, self._generation, self._limit_s) if on_host else work
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The script's limit, which is kept here."""

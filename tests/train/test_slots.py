@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.train.torch.slots import Slot, SlotTaken, read_entries
+from taskd.train.torch.slots import Slot, SlotTaken, read_entries, read_told
 
 WRITER = """
 import sys
@@ -70,6 +70,27 @@ def test_growing_carries_the_older_entry_over(tmp_path: Path) -> None:
     slot.write(2, 0, b"L" * 5000)
 
     assert [(2, 0, b"L" * 5000), (1, 0, b"small")] == slot.read()
+
+
+def test_how_much_the_script_was_told_outlives_the_process(tmp_path: Path) -> None:
+    """It is carried into a larger file and to the next process, and is no part of an entry."""
+    path = tmp_path / "slot"
+    assert 0 == read_told(path)
+    slot = Slot(path, create=True)
+    assert 0 == read_told(path)
+    slot.tell(7)
+    for step in range(9):
+        slot.write(step, 1, b"x" * 100)
+    assert 7 == read_told(path)
+    slot.write(9, 1, b"y" * 200_000)
+    assert 7 == read_told(path)
+    Slot(path, create=True)
+    assert 7 == read_told(path)
+    assert 9 == read_entries(path)[0].step
+    raw = bytearray(path.read_bytes())
+    raw[40] ^= 1
+    path.write_bytes(raw)
+    assert 0 == read_told(path)
 
 
 def test_a_process_that_was_replaced_does_not_grow_the_file(tmp_path: Path) -> None:

@@ -444,6 +444,23 @@ def test_parts_of_spread_tensors_are_kept_without_asking_the_other_ranks(tmp_pat
         assert {"fresh": True, "used": True, "later": True} == answer, json.dumps(answer)
 
 
+def test_a_step_that_only_the_dead_had_counted_is_not_told_again(tmp_path: Path) -> None:
+    """Its vote had ended for that rank alone; a job that starts anew tells everything anew."""
+
+    def take_over(*, newcomer: bool) -> Keeping:
+        notes = SetupNotes(tmp_path, Origin(1, 0, 2))
+        return Keeping(0, 2, str(tmp_path / "rank-0.slot"), "", notes, newcomer=newcomer)
+
+    take_over(newcomer=False).tell(6)
+    assert 6 == take_over(newcomer=True).told_before(5)
+    again = take_over(newcomer=True)
+    assert 6 == again.told_before(5)
+    assert 8 == again.told_before(8)
+    assert 4 == again.told_before(3), "a number that cannot be is not believed"
+    assert 5 == take_over(newcomer=False).told_before(5)
+    assert 5 == take_over(newcomer=True).told_before(5)
+
+
 def test_a_copy_that_was_under_way_when_memory_failed_is_not_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

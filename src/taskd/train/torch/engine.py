@@ -211,6 +211,7 @@ class Engine:
             result, counts = self._attempt(function, step)
             if counts and step >= self._told:
                 self._told = step + 1
+                self._keeping.tell(self._told)
                 self._outside = self.groups.calls
                 try:
                     yield step, result
@@ -578,7 +579,7 @@ class Engine:
             # Where the run began: a newcomer may have found a later checkpoint than the others did.
             self._start = received.begun if received.begun >= 0 else self._start
             self._feed.go_to(self._own.place_in(own.payload) if own else b"", target, self._start)
-            self._told = regroup.top
+            self._told = self._keeping.told_before(regroup.top)
             begun = own is not None and (own.kind == AT_START or self._rank in regroup.partings)
             if own is not None and begun and target == self._until:
                 # The process before was in the next loop: what comes between the two has been already.

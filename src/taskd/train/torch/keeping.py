@@ -22,7 +22,7 @@ from taskd.train.torch import snapshots
 from taskd.train.torch.buddies import Buddy, kept_path
 from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.restoring import AT_VOTE, Own, find_own
-from taskd.train.torch.slots import Slot, read_entries
+from taskd.train.torch.slots import Slot, read_entries, read_told
 
 TAG = 7803
 
@@ -55,7 +55,9 @@ class Keeping:
         self._inherited = read_entries(slot_path) if newcomer else []
         if newcomer and slot_before:
             self._inherited += read_entries(slot_before)
+        self._told_before = read_told(slot_path) if newcomer else 0
         self._slot = Slot(slot_path, create=True)
+        self._slot.tell(self._told_before)
         self._snapshot_path = f"{slot_path}.snap"
         self._snapshot: snapshots.Snapshot | None = None
         self._doubtful = False
@@ -69,6 +71,17 @@ class Keeping:
     def note(self, step: int, kind: int, own: bytes) -> None:
         """Keep the rank's own state."""
         self._slot.write(step, kind, own)
+
+    def tell(self, steps: int) -> None:
+        """Keep how many steps the script is told of; before it is."""
+        self._slot.tell(steps)
+
+    def told_before(self, top: int) -> int:
+        """Return how many steps the script of the process before this one was told of.
+
+        It may be one more than anybody else has committed: a vote ends for one rank before it does for all.
+        """
+        return min(max(top, self._told_before), top + 1)
 
     def before_vote(self, step: int, own: bytes) -> None:
         """See that all that was committed so far is kept, here and at the buddy, and keep the own state."""

@@ -12,6 +12,10 @@ process.
 A payload that does not fit makes a larger file that takes the path's place in one move, with the entries
 carried over. So does ``create=True``, by which a process takes a rank over: it finds what the old one left,
 and the old one, should it wake up, writes into a file that nobody can see any more.
+
+Beside the entries there is one number: how many steps the rank's script was told of. A rank may be the only
+one that has seen a vote through; when it dies then, the others compute the step again, and whoever takes the
+rank over must not tell the script of it a second time.
 """
 
 import contextlib
@@ -29,6 +33,7 @@ KEPT = 4
 _HEADER = struct.Struct("<qqqqq")
 _CHECKED = struct.Struct("<qqqq")
 _MARK = struct.Struct("<q")
+_TOLD = struct.Struct("<qq")  # the number and its complement, behind the first header
 _ROOM = 64  # what a header takes, so that payloads are aligned
 
 
@@ -84,6 +89,10 @@ class Slot:
         _MARK.pack_into(self._map, start, number)
         self._number = number
 
+    def tell(self, steps: int) -> None:
+        """Keep how many steps the script was told of."""
+        _TOLD.pack_into(self._map, _HEADER.size, steps, ~steps)
+
     def read(self) -> list[Entry]:
         """Return the whole entries, the newest first; those that are torn or damaged are left out."""
         return read_entries(self._path)
@@ -107,6 +116,7 @@ class Slot:
 
     def _replace_file(self, room_bytes: int, entries: list[tuple[int, Entry]]) -> None:
         part = _ROOM + (room_bytes + 7) // 8 * 8
+        told = read_told(self._path)
         draft = f"{self._path}.{os.getpid()}.new"
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -115,6 +125,7 @@ class Slot:
             for number, entry in entries:
                 header = _HEADER.pack(number, *entry[:2], len(entry.payload), _checksum(number, entry))
                 os.pwrite(fd, header.ljust(_ROOM, b"\0") + entry.payload, number % KEPT * part)
+            os.pwrite(fd, _TOLD.pack(told, ~told), _HEADER.size)
             Path(draft).replace(self._path)
         except OSError:
             Path(draft).unlink(missing_ok=True)
@@ -126,6 +137,13 @@ class Slot:
 def read_entries(path: str | os.PathLike[str]) -> list[Entry]:
     """Return the whole entries of a slot, the newest first; none if there is no such file."""
     return [entry for _, entry in _parse(_read(path))]
+
+
+def read_told(path: str | os.PathLike[str]) -> int:
+    """Return how many steps a rank's script was told of, as far as is known."""
+    data = _read(path)[_HEADER.size : _HEADER.size + _TOLD.size]
+    steps, check = _TOLD.unpack(data) if len(data) == _TOLD.size else (0, 0)
+    return int(steps) if steps == ~check else 0
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:

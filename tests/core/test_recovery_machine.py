@@ -263,6 +263,25 @@ def test_a_decision_never_asks_for_what_nobody_has(
         assert replicas | copies
 
 
+def test_a_step_that_only_the_dead_had_committed_counts() -> None:
+    """All others hold its gradient, for it had seen the vote; where they do not, it is computed again."""
+    said = {
+        0: Standing(2, 0, True, 5, complete=True, store="h:1"),
+        1: Standing(2, 1, False, 0, told=6),
+        2: Standing(2, 2, True, 5, complete=True),
+    }
+    assert Regroup(2, "h:1", 6, 6, (1,), ()) == decide_regroup(said)
+
+    one = {**said, 2: Standing(2, 2, True, 5)}
+    assert Regroup(2, "h:1", 6, 6, (1, 2), ()) == decide_regroup(one)
+    none = {**one, 0: Standing(2, 0, True, 5, store="h:1")}
+    assert Regroup(2, "h:1", 5, 5, (1,), ()) == decide_regroup(none)
+    stale = {**said, 1: Standing(2, 1, False, 0, told=3)}
+    assert Regroup(2, "h:1", 5, 5, (1,), ()) == decide_regroup(stale)
+    alone = {rank: replace(each, shards=("a", "b", "c")) for rank, each in said.items()}
+    assert "nobody has the state of rank 1 at step 6" == decide_regroup(alone)
+
+
 def test_a_rank_without_replica_and_without_a_finished_snapshot_takes_all_one_step_back() -> None:
     """Everybody has its own snapshot of the step before, and that step is computed again."""
     shards = ("a", "b", "c")

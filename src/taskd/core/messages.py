@@ -193,7 +193,8 @@ class Standing:
 
     ``pid`` and ``birth``, the generation it was born in, tell two processes of one rank apart. One that is
     ``leaving`` in a hot switch brings what its successor needs: its ``own`` small state as of now. One whose
-    script is ``through`` has left its loop for good.
+    script is ``through`` has left its loop for good. One without a state says how many steps its script was
+    ``told`` of, by the process before it: it may be one more than anybody else has committed.
     """
 
     generation: int
@@ -209,6 +210,7 @@ class Standing:
     leaving: bool = False
     own: bytes = b""
     through: bool = False
+    told: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from taskd.core.messages import Regroup, Save, Standing
 def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
     """Decide to which step all go and who needs a state; or say why there is no such step.
 
-    The target is the highest committed step. Who is one below it and holds the whole gradient applies that.
-    If a rank's part of the state is nowhere to be had at that step (it has no replica, and its last snapshot
-    was not finished), all go one step back, to their own snapshots. A step that nobody has applied is always
+    The target is the highest committed step, by anybody: a vote ends for one rank before it does for all, so
+    one that died may have been ahead. Who is one below it and holds the whole gradient applies that. If a
+    rank's part of the state is nowhere to be had at that step (it has no replica, and its last snapshot was
+    not finished), all go one step back, to their own snapshots. A step that nobody has applied is always
     computed again: the rank that died would not have its result otherwise.
     """
     keepers = {rank: standing for rank, standing in standings.items() if standing.has_state}
@@ -28,9 +29,10 @@ def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
         return "no rank is left that has a state"
     if not stores:
         return "no rank offers a place to meet"
-    top = max(standing.step for standing in keepers.values())
+    here = max(standing.step for standing in keepers.values())
+    ahead = any(standing.told > here for standing in standings.values())
     missing = ""
-    for target in (top, top - 1):
+    for top, target in [*([(here + 1, here + 1)] if ahead else []), (here, here), (here, here - 1)]:
         receivers = _who_needs(standings, target)
         orphan = next((rank for rank in receivers if not _is_to_be_had(standings, rank, target)), None)
         if orphan is None:

@@ -473,6 +473,7 @@ class Engine:
                 leaving,
                 parting if leaving else b"",
                 self._through,
+                0 if self._has_state else max(self._told, self._keeping.told),
             )
 
         def meanwhile() -> None:

@@ -55,9 +55,9 @@ class Keeping:
         self._inherited = read_entries(slot_path) if newcomer else []
         if newcomer and slot_before:
             self._inherited += read_entries(slot_before)
-        self._told_before = read_told(slot_path) if newcomer else 0
+        self.told = read_told(slot_path) if newcomer else 0
         self._slot = Slot(slot_path, create=True)
-        self._slot.tell(self._told_before)
+        self._slot.tell(self.told)
         self._snapshot_path = f"{slot_path}.snap"
         self._snapshot: snapshots.Snapshot | None = None
         self._doubtful = False
@@ -81,7 +81,7 @@ class Keeping:
 
         It may be one more than anybody else has committed: a vote ends for one rank before it does for all.
         """
-        return min(max(top, self._told_before), top + 1)
+        return min(max(top, self.told), top + 1)
 
     def before_vote(self, step: int, own: bytes) -> None:
         """See that all that was committed so far is kept, here and at the buddy, and keep the own state."""

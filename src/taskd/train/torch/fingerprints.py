@@ -24,14 +24,26 @@ def fingerprint(objects: Mapping[str, Any]) -> int:
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         whole = flat.numel() // _WORD * _WORD
         if whole and flat.data_ptr() % _WORD == 0:
-            sums.append(flat[:whole].view(torch.int64).sum().cpu())
+            sums.append(flat[:whole].view(torch.int64).sum())
             flat = flat[whole:]
         if flat.numel():
-            sums.append(flat.to(torch.int64).sum().cpu())
+            sums.append(flat.to(torch.int64).sum())
     total = len(sums)
-    for part in sums:
-        total = (total * _PRIME + int(part.item())) & _MASK
+    for number in _fetch(sums):
+        total = (total * _PRIME + number) & _MASK
     return total
+
+
+def _fetch(sums: list[torch.Tensor]) -> list[int]:
+    """Return single numbers, from each device at once: a busy one would take its time for each."""
+    found = [0] * len(sums)
+    places: dict[torch.device, list[int]] = {}
+    for place, each in enumerate(sums):
+        places.setdefault(each.device, []).append(place)
+    for there in places.values():
+        for place, number in zip(there, torch.stack([sums[each] for each in there]).tolist(), strict=True):
+            found[place] = number
+    return found
 
 
 def _tensors(objects: Mapping[str, Any]) -> Iterator[torch.Tensor]:

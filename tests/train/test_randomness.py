@@ -87,3 +87,26 @@ def test_a_capture_costs_microseconds() -> None:
         times.append(perf_counter_ns() - begin)
 
     assert median(times) < 250_000
+
+
+def test_numpy_is_asked_again_whenever_something_was_drawn() -> None:
+    """Also when a gaussian that waits is taken, which leaves the words as they were."""
+    numpy_random: Any = np.random
+    numpy_random.seed(5)
+    for draw in (
+        numpy_random.rand,
+        lambda: None,
+        numpy_random.randn,
+        numpy_random.randn,
+        lambda: numpy_random.randint(3),
+        lambda: numpy_random.set_state(("MT19937", np.arange(624, dtype=np.uint32), 3)),
+        lambda: numpy_random.shuffle(list(range(9))),
+    ):
+        draw()
+        captured = [capture(), capture()]
+        assert captured[0] == captured[1]
+        wanted = numpy_random.randn(3).tolist()
+        numpy_random.rand(1000)
+        restore(captured[0])
+        assert wanted == numpy_random.randn(3).tolist()
+        restore(captured[0])

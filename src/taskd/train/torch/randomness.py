@@ -26,6 +26,7 @@ _PYTHON = struct.Struct("<I?d")  # version, whether a second gaussian waits, and
 _NUMPY = struct.Struct("<iid")  # position, whether a second gaussian waits, and which
 _CUDA = struct.Struct("<3I")  # how many devices, which one was current, length of one state
 _NUMPY_WORDS = 624 * 4
+_POSITION = struct.Struct("<i")
 
 
 class RandomnessDamaged(ValueError):
@@ -91,12 +92,40 @@ def _capture_numpy() -> bytes:
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is None:
         return b""
+    memory = _numpy_memory(numpy_random)
+    if memory and memory == _numpy_before.memory:
+        return _numpy_before.captured
     state = numpy_random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":  # set_bit_generator: rare, so it may cost more
         return pickle.dumps(state)
     inner = state["state"]
     words: bytes = inner["key"].tobytes()
-    return _NUMPY.pack(inner["pos"], state["has_gauss"], state["gauss"]) + words
+    captured = _NUMPY.pack(inner["pos"], state["has_gauss"], state["gauss"]) + words
+    # A gaussian that waits is elsewhere, and is taken without a trace here.
+    unchanging = not state["has_gauss"] and memory == words + _POSITION.pack(inner["pos"])
+    _numpy_before.memory, _numpy_before.captured = (memory, captured) if unchanging else (b"", b"")
+    return captured
+
+
+def _numpy_memory(numpy_random: Any) -> bytes:  # noqa: ANN401 - a module
+    """Return the words and the position where NumPy has them: asking for them takes as long as a vote."""
+    try:
+        generator = numpy_random.get_bit_generator()
+        if type(generator).__name__ != "MT19937":
+            return b""
+        return ctypes.string_at(generator.ctypes.state_address, _NUMPY_WORDS + _POSITION.size)
+    except AttributeError:  # before 1.24
+        return b""
+
+
+class _Before:
+    """What was captured last, and the memory it was made of."""
+
+    memory = b""
+    captured = b""
+
+
+_numpy_before = _Before()
 
 
 def _restore_numpy(data: bytes) -> None:

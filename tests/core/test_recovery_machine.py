@@ -31,6 +31,7 @@ from taskd.core.nodestate import (
     ProcessExited,
     SignalProcesses,
     SpawnProcesses,
+    Tell,
 )
 from taskd.core.recovery import LIMIT_S
 from taskd.core.regroup import Kind, Offer, decide_regroup, plan_transfers
@@ -368,6 +369,20 @@ def test_a_process_that_was_being_made_hears_of_the_generation_raised_meanwhile(
     _, effects = node_machine.step(node, made)
 
     assert InterruptProcesses((1,), 3, 0) in effects
+
+
+def test_what_was_told_of_the_generation_before_is_told_again() -> None:
+    """It may have crossed the order and been refused; the new process would be a stranger then."""
+    dead = node_at_work()
+    dead = replace(dead, workers={**dead.workers, 1: replace(dead.workers[1], state=WorkerState.FAILED)})
+    node, _ = node_machine.step(dead, OrderReceived(0.0, Recover("2/recover", plan_of(2), (1,), 0, "")))
+    made = ProcessesStarted(0.1, 2, (WorkerView(1, 1, 99, WorkerState.RUNNING),), {})
+    node, _ = node_machine.step(node, made)
+    node, effects = node_machine.step(node, OrderReceived(0.2, Recover("3/recover", plan_of(3), (), 0, "")))
+
+    (told,) = (each.report for each in effects if isinstance(each, Tell))
+    assert isinstance(told, WorkersStarted)
+    assert (3, 99) == (told.generation, {view.rank: view.pid for view in told.workers}[1])
 
 
 def test_options_default_to_recovery() -> None:

@@ -293,6 +293,10 @@ def _recover(node: NodeState, order: Recover) -> Outcome:
     if hung:
         effects.append(SignalProcesses(hung, SIGKILL))
     node, more = _fill(node)
+    if not node.spawning and not node.missing:
+        # What was told of processes that were made for the generation before may have crossed this order, and
+        # been refused: the manager would take them for strangers.
+        effects.append(Tell(WorkersStarted(node.generation, tuple(node.workers.values()))))
     return node, (*effects, *more)
 
 

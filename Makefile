@@ -12,23 +12,29 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-kube kube lint format matrix rounds soak bench-launcher bench-recovery \
-        bench-operator bench-peers anatomy wheel crd manifests clean clean-venv
+.PHONY: help setup demo test test-fast test-kube test-cluster kube cluster cluster-down lint format matrix rounds kills soak \
+        bench-launcher bench-recovery bench-operator bench-plane bench-peers anatomy wheel crd manifests clean \
+        clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
 	@echo 'make test            everything: ruff, mypy --strict, import contracts, all tests'
 	@echo 'make test-fast       the tests without the slow ones, under a minute'
 	@echo 'make test-kube       only the tests on a real Kubernetes'
+	@echo 'make test-cluster    only those on three real nodes, the long ones too (root)'
 	@echo 'make kube            build that Kubernetes (once per machine; Go, ten minutes)'
+	@echo 'make cluster         start one with three real nodes on this machine (root), and say its KUBECONFIG'
+	@echo 'make cluster-down    end it, or clear what is left of it'
 	@echo 'make lint            ruff, mypy --strict, import contracts'
 	@echo 'make format          let ruff format and fix'
 	@echo 'make matrix          kill each rank at each point of a step, and simulate thousands of jobs'
 	@echo 'make rounds          kill manager and proxy 30 times at each point of an order'
+	@echo 'make kills           kill the AscendJob controller before and after each of its writes, on a real Kubernetes'
 	@echo 'make soak            200 random faults in one run (TASKD_SOAK=N, TASKD_SEED=N)'
 	@echo 'make bench-launcher  detection, replacement and restart times'
 	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
 	@echo 'make bench-operator  the operator on a real API server, beside others (25 min; ARGS=--quick: 3)'
+	@echo 'make bench-plane     the control plane with 1,000 jobs over loopback: memory, and fault to order'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
@@ -58,20 +64,23 @@ OR_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 # The programs of the cluster tests are built once per machine, where there is Go; where there is neither, the
 # last line says what was not shown (and in CI the first line is an error).
 KUBE = $(BIN)/python -m taskd.testing.kube
+CLUSTER = $(BIN)/python -m taskd.testing.cluster
 
 test: lint
 	@$(COMPILE)
 	@$(KUBE) build --if-possible
+	@$(CLUSTER) build --if-possible
 	@echo 'test: pytest, what is quick, on two cores'
 	@$(BIN)/python -m pytest -n 2 -m 'not slow and not kube' $(ARGS) $(OR_NONE)
 ifeq ($(ARGS),)
 	@echo 'test: pytest, what starts processes; beside it, printed after it, what runs on a real Kubernetes'
-	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube'" \
-	    "$(BIN)/python -m pytest -m kube"
+	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube and not matrix'" \
+	    "$(BIN)/python -m pytest -m 'kube and not (cluster and slow)'"
 else
 	@$(BIN)/python -m pytest -m 'slow or kube' $(ARGS) $(OR_NONE)
 endif
 	@$(KUBE) shown
+	@$(CLUSTER) shown
 
 test-fast: $(STAMP)
 	@$(COMPILE)
@@ -79,10 +88,22 @@ test-fast: $(STAMP)
 
 test-kube: kube
 	@$(COMPILE)
-	@$(BIN)/python -m pytest -n 2 -m kube $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m 'kube and not cluster' $(ARGS) $(OR_NONE)
+	@$(BIN)/python -m pytest -m 'cluster and not slow' $(ARGS) $(OR_NONE)
+
+test-cluster: $(STAMP)
+	@$(COMPILE)
+	@$(CLUSTER) build
+	@$(BIN)/python -m pytest -m cluster $(ARGS)
 
 kube: $(STAMP)
 	@$(KUBE) build
+
+cluster: $(STAMP)
+	@$(CLUSTER) up
+
+cluster-down: $(STAMP)
+	@$(CLUSTER) down
 
 lint: $(STAMP)
 	@echo 'lint: ruff'
@@ -100,6 +121,7 @@ format: $(STAMP)
 matrix: $(STAMP)
 	@$(COMPILE)
 	@TASKD_MATRIX=1 $(BIN)/python -m pytest tests/train/test_recovery.py tests/train/test_topologies.py tests/train/test_usage.py tests/train/test_kinds.py tests/train/test_ending.py tests/train/test_switch.py tests/train/test_plain_torchrun.py tests/sim $(ARGS)
+	@$(BIN)/python -m pytest -m matrix $(ARGS)
 
 soak: $(STAMP)
 	@$(COMPILE)
@@ -108,6 +130,10 @@ soak: $(STAMP)
 rounds: $(STAMP)
 	@$(COMPILE)
 	@TASKD_ROUNDS=30 $(BIN)/python -m pytest tests/roles/test_role_faults.py -k every_order -o timeout=1500 $(ARGS)
+
+kills: kube
+	@$(COMPILE)
+	@TASKD_KILLS=all $(BIN)/python -m pytest tests/kube/operator/test_kills.py $(ARGS)
 
 bench-launcher: $(STAMP)
 	@$(COMPILE)
@@ -120,6 +146,10 @@ bench-recovery: $(STAMP)
 bench-operator: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python bench/run_operator.py $(ARGS)
+
+bench-plane: $(STAMP)
+	@$(COMPILE)
+	@$(BIN)/python bench/plane.py $(ARGS)
 
 bench-peers: $(STAMP)
 	@bash tools/peers.sh '$(BIN)/python'

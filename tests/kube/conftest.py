@@ -8,17 +8,16 @@ Where the programs cannot be had, the tests are skipped with one line that says 
 set, that is a failure.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
 
 import pytest
 
 from taskd.testing.kube import Cluster, ControlPlane, Kubelets, Nodes, Unavailable, VolcanoStandIn, existing
 from taskd.testing.kube.binaries import CONTROL_PLANE, NOT_SHOWN, require
+from tests.left_out import leave_out
 
 NEEDS = {"kube", "own_kube", "programs"}
 
@@ -47,13 +46,6 @@ def pytest_pyfunc_call() -> Iterator[None]:
         return (yield)
     except Unavailable as error:
         leave_out(str(error))
-
-
-def leave_out(reason: str) -> NoReturn:
-    """Skip, or fail where a skip would go unseen."""
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -73,12 +73,19 @@ class GoModule:
         for file in (
             self.directory / "go.mod",
             self.directory / "go.sum",
-            *sorted(self.directory.glob("*.go")),
+            *sorted(self.directory.rglob("*.go")),
         ):
             digest.update(file.read_bytes())
         digest.update(json.dumps([self.flags(), dict(self.programs), platform.machine()]).encode())
         return f"{self.name}-{self.version()}-{digest.hexdigest()[:12]}"
 
+
+# Without these, clients see v0.0.0.
+_KUBERNETES_STAMP: Final = (
+    "k8s.io/component-base/version.gitVersion={version}",
+    "k8s.io/component-base/version.gitMajor={major}",
+    "k8s.io/component-base/version.gitMinor={minor}",
+)
 
 MODULES: Final = (
     GoModule(
@@ -88,13 +95,20 @@ MODULES: Final = (
             name: f"k8s.io/kubernetes/cmd/{name}"
             for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
         },
-        # Without these, clients see v0.0.0.
-        (
-            "k8s.io/component-base/version.gitVersion={version}",
-            "k8s.io/component-base/version.gitMajor={major}",
-            "k8s.io/component-base/version.gitMinor={minor}",
-        ),
+        _KUBERNETES_STAMP,
     ),
+    # What a machine runs to be a node. A module of its own: most tests need no nodes, and build less.
+    GoModule(
+        "node",
+        "k8s.io/kubernetes",
+        {
+            "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+            "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+            "pause": "./pause",
+        },
+        _KUBERNETES_STAMP,
+    ),
+    GoModule("coredns", "github.com/coredns/coredns", {"coredns": "."}),
     GoModule("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "go.etcd.io/etcd/server/v3"}),
     GoModule("kwok", "sigs.k8s.io/kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     GoModule("helm", "helm.sh/helm/v3", {"helm": "helm.sh/helm/v3/cmd/helm"}),
@@ -115,6 +129,9 @@ CONTROL_PLANE: Final = (
     "kubectl",
     "kwok",
 )
+
+# What three real nodes need beside it (see `taskd.testing.cluster`).
+NODES: Final = ("kubelet", "kube-proxy", "pause", "coredns")
 
 
 def cache_directory() -> Path:

@@ -1,8 +1,9 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+"""A real control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
-Ready in seconds, without root and without containers. Nodes and their pods are played by others (see
-`nodes`). Every program is started with the certificates and tokens of this one run, in a directory that goes
-with it. The API server and the others can be killed, paused and started again while tests look on.
+Ready in seconds, without root and without containers, on loopback unless told otherwise. Nodes and their pods
+are played by others (see `nodes`), or are real ones (see `taskd.testing.cluster`). Every program is started
+with the certificates and tokens of this one run, in a directory that goes with it. The API server and the
+others can be killed, paused and started again while tests look on.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,6 +28,8 @@ from taskd.testing.kube.processes import (
     working_directory,
 )
 
+_LOOPBACK: Final = "127.0.0.1"
+
 # Their own names, so that the audit log tells them from the administrator; the administrator's rights, which
 # spares the controller-manager forty service accounts at every start.
 _COMPONENTS: Final = {
@@ -40,6 +44,9 @@ class ControlPlane(Cluster):
     audit: keep an audit log (`audit`). scheduler: run kube-scheduler, for pods that name no other.
     node_grace_s: how long a node may be silent before it is NotReady. unreachable_s: how long pods stay on
     such a node before they are evicted (where they say nothing about it; 300 is Kubernetes' default).
+    address: where the API server listens, for nodes that do not share our loopback. users: further users by
+    name, each with its group, for which `user_kubeconfig` writes the file. scheduler_names: names beside its
+    own to which kube-scheduler listens.
     """
 
     def __init__(
@@ -49,6 +56,9 @@ class ControlPlane(Cluster):
         scheduler: bool = True,
         node_grace_s: int = 40,
         unreachable_s: int = 300,
+        address: str = _LOOPBACK,
+        users: Mapping[str, str] | None = None,
+        scheduler_names: Sequence[str] = (),
     ) -> None:
         names = ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"]
         if scheduler:
@@ -57,9 +67,12 @@ class ControlPlane(Cluster):
         self._with_audit = audit
         self._node_grace_s = node_grace_s
         self._unreachable_s = unreachable_s
+        self._address = address
+        self._users = dict(users or {})
+        self._scheduler_names = scheduler_names
         self._tokens = {
             "admin": secrets.token_hex(16),
-            **{name: secrets.token_hex(16) for name in _COMPONENTS},
+            **{name: secrets.token_hex(16) for name in (*_COMPONENTS, *self._users)},
         }
         self._programs: dict[str, Program] = {}
         self._audit: AuditLog | None = None
@@ -124,6 +137,10 @@ class ControlPlane(Cluster):
         """Wait until the API server answers that it is ready."""
         self.api.wait_ready(timeout_s=timeout_s, check=self.apiserver.check)
 
+    def user_kubeconfig(self, user: str) -> Path:
+        """Write a kubeconfig file for one of the `users`."""
+        return self.write_kubeconfig(user, self._tokens[user])
+
     def _start(self) -> None:
         home = self._home
         self._write_secrets()
@@ -163,7 +180,7 @@ class ControlPlane(Cluster):
                 raise ProgramFailed(f"kube-apiserver wrote no certificate: {self.apiserver.tail()}")
             time.sleep(0.02)
         super().__init__(
-            url=f"https://127.0.0.1:{port}",
+            url=f"https://{self._address}:{port}",
             ca=certificate,
             token=self._tokens["admin"],
             kubectl=self._paths["kubectl"],
@@ -198,6 +215,7 @@ class ControlPlane(Cluster):
         lines += [
             f'{self._tokens[name]},{user},{name},"system:masters"' for name, user in _COMPONENTS.items()
         ]
+        lines += [f'{self._tokens[user]},{user},{user},"{group}"' for user, group in self._users.items()]
         _write_private(home / "tokens.csv", "\n".join(lines) + "\n")
         _write_private(home / "service-account.key", private_key())
         (home / "audit-policy.yaml").write_text(json.dumps(POLICY))
@@ -219,8 +237,8 @@ class ControlPlane(Cluster):
         home = self._home
         flags = [
             f"--etcd-servers=http://127.0.0.1:{etcd}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
+            f"--bind-address={self._address}",
+            f"--advertise-address={self._address}",
             f"--secure-port={port}",
             f"--cert-dir={home / 'certificates'}",
             f"--token-auth-file={home / 'tokens.csv'}",
@@ -230,13 +248,16 @@ class ControlPlane(Cluster):
             f"--service-account-signing-key-file={home / 'service-account.key'}",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/12",
-            # An endpoint on a loopback address is not valid, and no pod here could use it.
-            "--endpoint-reconciler-type=none",
+            # exec and logs: nobody serves the host names of nodes.
+            "--kubelet-preferred-address-types=InternalIP",
             f"--default-not-ready-toleration-seconds={self._unreachable_s}",
             f"--default-unreachable-toleration-seconds={self._unreachable_s}",
             "--profiling=false",
             "--delete-collection-workers=8",
         ]
+        if self._address == _LOOPBACK:
+            # An endpoint on a loopback address is not valid, and no pod here could use it.
+            flags.append("--endpoint-reconciler-type=none")
         if self._with_audit:
             flags += [
                 f"--audit-policy-file={home / 'audit-policy.yaml'}",
@@ -264,13 +285,20 @@ class ControlPlane(Cluster):
         ]
 
     def _scheduler_flags(self) -> list[str]:
-        return [
-            f"--kubeconfig={self._home / 'kube-scheduler.kubeconfig'}",
-            "--leader-elect=false",
-            "--secure-port=0",
-            "--kube-api-qps=1000",
-            "--kube-api-burst=2000",
-        ]
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {
+                "kubeconfig": str(self._home / "kube-scheduler.kubeconfig"),
+                "qps": 1000,
+                "burst": 2000,
+            },
+            "leaderElection": {"leaderElect": False},
+            "profiles": [{"schedulerName": name} for name in ("default-scheduler", *self._scheduler_names)],
+        }
+        path = self._home / "kube-scheduler.json"
+        path.write_text(json.dumps(config))
+        return [f"--config={path}", "--secure-port=0"]
 
 
 def private_key() -> str:

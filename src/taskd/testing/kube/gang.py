@@ -82,8 +82,9 @@ class World:
 class Session:
     """One look at everything: which groups come in, which pods go where, what the groups' status says."""
 
-    def __init__(self, world: World, scheduler_name: str) -> None:
+    def __init__(self, world: World, scheduler_name: str, *, places: bool = True) -> None:
         self._world = world
+        self._places = places
         self._scheduler_name = scheduler_name
         self.bindings: list[tuple[Object, str, dict[str, str]]] = []
         self.statuses: list[tuple[Object, Object]] = []
@@ -176,7 +177,7 @@ class Session:
         """Bind the waiting pods of a gang if enough of them fit; say what is lacking otherwise."""
         waiting = [pod for pod in members if self._waits(pod)]
         placed = [pod for pod in members if pod["spec"].get("nodeName") and _phase(pod) != "Failed"]
-        if len(placed) + len(waiting) < minimum:
+        if len(placed) + len(waiting) < minimum or not self._places:
             return None
         plan: list[tuple[Object, str, dict[str, str]]] = []
         trouble = None

@@ -107,11 +107,12 @@ class Program:
         command: Sequence[str | Path],
         *,
         log: Path,
+        name: str | None = None,
         environment: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.command = [str(part) for part in command]
-        self.name = Path(self.command[0]).name
+        self.name = name or Path(self.command[0]).name
         self.log = log
         self._environment = {"PATH": os.defpath, "HOME": str(log.parent), **(environment or {})}
         self._stop_signal = stop_signal

@@ -63,12 +63,17 @@ def _served(cluster: Cluster) -> bool:
 
 
 class VolcanoStandIn:
-    """Plays Volcano's scheduler for a whole cluster while it is started; can be stopped and started again."""
+    """Plays Volcano's scheduler for a whole cluster while it is started; can be stopped and started again.
 
-    def __init__(self, cluster: Cluster, *, scheduler_name: str = "volcano") -> None:
+    places: bind the pods too. Without it another scheduler of that name places them, and this one only moves
+    the PodGroups.
+    """
+
+    def __init__(self, cluster: Cluster, *, scheduler_name: str = "volcano", places: bool = True) -> None:
         self._cluster = cluster
         self._api = cluster.client(user_agent="volcano-stand-in")
         self._scheduler_name = scheduler_name
+        self._places = places
         self._world = World()
         self._events: queue.SimpleQueue[tuple[str, Event] | None] = queue.SimpleQueue()
         self._watches: list[Watch] = []
@@ -169,7 +174,7 @@ class VolcanoStandIn:
     def _session(self) -> tuple[bool, float]:
         """Decide and write; return whether some write failed, and what deciding cost of a processor."""
         started_s = time.thread_time()
-        session = Session(self._world, self._scheduler_name)
+        session = Session(self._world, self._scheduler_name, places=self._places)
         session.run()
         used_s = time.thread_time() - started_s
         assert self._writers is not None  # noqa: S101 - start() made it

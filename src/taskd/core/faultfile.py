@@ -23,7 +23,9 @@ MAX_EXIT_CODE = 255
 
 # Only training code can raise, choose its exit code, or lose tensors and connections;
 # a node or a role can be killed or stopped.
-KINDS_FOR_RANKS_ONLY = frozenset({FaultKind.RAISE, FaultKind.EXIT, FaultKind.UCE, FaultKind.NETWORK})
+KINDS_FOR_RANKS_ONLY = frozenset(
+    {FaultKind.RAISE, FaultKind.EXIT, FaultKind.UCE, FaultKind.DOUBT, FaultKind.NETWORK}
+)
 
 _KEYS = ("step", "kind", "rank", "node", "role", "code")
 _VICTIMS = ("rank", "node", "role")

@@ -1,0 +1,1 @@
+"""The contents of ConfigMaps that others read: one module for each format, values in, text out."""

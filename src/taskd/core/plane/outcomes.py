@@ -1,0 +1,70 @@
+"""How an order went, and what follows from it.
+
+Success ends the episode at once: what the reference waits and does once more after it (a second exit, a
+minute for processes to start) is not needed where the order itself says all.
+"""
+
+from __future__ import annotations
+
+from taskd.core.plane import names
+from taskd.core.plane.course import ask_again, decide, leave
+from taskd.core.plane.faultlists import as_normal
+from taskd.core.plane.names import EXIT_PARAMS, Change, Code, RecoverStatus
+from taskd.core.plane.resetconfig import ResetKind
+from taskd.core.plane.resorts import RECOVERING, all_leave
+from taskd.core.plane.state import SetAnnotation
+from taskd.core.plane.turn import Turn, named, not_replaced, union
+
+
+def retried(turn: Turn, code: int) -> str | None:
+    """Take the outcome of a repeated step; returns how the episode ended, if it did."""
+    if code == Code.OK:
+        _note(turn, RecoverStatus.RETRY_OK)
+        return "recovered"
+    _note(turn, RecoverStatus.RETRY_FAILED)
+    turn.edit(tried=union(turn.episode.tried, {Change.RETRY}))
+    if code == Code.RETRY_RECOVERABLE:
+        ask_again(turn, f"the repeated step failed with {code}; the faults count as normal ones")
+        return None
+    lost = {Change.RECOVER, Change.DUMP} if code == Code.CLIENT_ERROR else {Change.RECOVER}
+    offered = tuple(each for each in turn.episode.offered if each not in lost)
+    turn.edit(offered=offered, faults=as_normal(turn.episode.faults))
+    all_leave(turn)
+    turn.reset(ResetKind.FAULTY, tuple(named(turn.state, turn.episode)))
+    decide(turn)
+    return None
+
+
+def recovered(turn: Turn, code: int) -> str | None:
+    """Take the outcome of a recovery; returns how the episode ended, if it did."""
+    if code == Code.OK:
+        _note(turn, RecoverStatus.RECOVER_OK)
+        return "recovered"
+    _note(turn, RecoverStatus.RECOVER_FAILED)
+    turn.edit(tried=union(turn.episode.tried, {Change.RECOVER}))
+    decide(turn)
+    return None
+
+
+def dumped(turn: Turn, code: int, why: str = "") -> None:
+    """Take the outcome of a dump: either way all leave now."""
+    _note(turn, RecoverStatus.DUMP_OK if code == Code.OK else RecoverStatus.DUMP_FAILED)
+    turn.edit(tried=union(turn.episode.tried, {Change.DUMP}))
+    what = "the state was saved" if code == Code.OK else f"the dump failed: {why or f'code {code}'}"
+    leave(turn, extra=EXIT_PARAMS)
+    turn.tell(RECOVERING, f"{what}; all processes start again")
+
+
+def rescheduled(turn: Turn) -> bool:
+    """Have all processes started again once the faulty pods are there; tells whether they are."""
+    state, episode = turn.state, turn.episode
+    if not state.running or not_replaced(state, episode, episode.leaving):
+        return False
+    turn.reset(ResetKind.RESTART_ALL)
+    if Change.DUMP not in episode.tried:
+        _note(turn, RecoverStatus.EXITED)
+    return True
+
+
+def _note(turn: Turn, status: RecoverStatus) -> None:
+    turn.do(SetAnnotation(turn.episode.uuid, names.RECOVER_STATUS, status.value))

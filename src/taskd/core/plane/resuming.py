@@ -1,0 +1,68 @@
+"""What a plane that was started again needs: what to keep of a state, and what to do once more.
+
+The state is written before its effects are carried out, so a plane may die with a state that says "asked"
+and nobody asked. Whatever the phase asks of others is therefore asked again; asking twice is asking once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taskd.core.faults.view import Health
+from taskd.core.plane import names
+from taskd.core.plane.names import Change
+from taskd.core.plane.resetconfig import ResetContent, ResetKind
+from taskd.core.plane.state import Effect, JobState, Moment, Phase, Wish, WriteReset
+from taskd.core.plane.turn import Turn, named, not_replaced
+
+
+def kept(state: JobState) -> JobState:
+    """What has to be kept of a state; the rest is told anew by the cluster and by streams."""
+    return replace(
+        state,
+        pods={},
+        devices={},
+        slow={},
+        health=Health.HEALTHY,
+        connected=False,
+        handed=False,
+        absent_since=0.0,
+        keeps_old=False,
+    )
+
+
+def resumed(state: JobState, now: float) -> JobState:
+    """A kept state, to go on with. An order that is outstanding may have been handed out before."""
+    return replace(kept(state), handed=state.outstanding is not None, absent_since=now)
+
+
+def repeat(state: JobState, now: float) -> tuple[Effect, ...]:
+    """What the present phase asks of others, once more."""
+    if state.episode is None:
+        clear = WriteReset("", ResetContent(ResetKind.CLEAR))
+        return (clear,) if state.phase is Phase.INIT else ()
+    turn = Turn(state, Moment(now, ""))
+    episode = state.episode
+    reason = episode.reason or episode.what
+    match state.phase:
+        case Phase.STOPPING | Phase.HEALING:
+            turn.reset(ResetKind.FLUSHING)
+        case Phase.STANDBY:
+            turn.ask(Wish.STANDBY, (episode.pod,), reason)
+        case Phase.PARTING:
+            turn.ask(Wish.REMOVE_OLD, (episode.pod,), reason, force=episode.pressed)
+        case Phase.RESTARTING:
+            turn.reset(ResetKind.CLEAR)
+            turn.label(names.RECOVER_SWITCH, names.PAUSE)
+            turn.ask(Wish.RESTART_JOB, (), reason)
+        case Phase.ASKING | Phase.RECOVERING | Phase.DUMPING | Phase.RESCHEDULING:
+            if episode.cleared:
+                turn.reset(ResetKind.CLEAR)
+            elif episode.leaving or episode.in_place:
+                in_place = bool(episode.in_place) and episode.ordered in {Change.NONE, Change.RECOVER}
+                turn.reset(ResetKind.FAULTY, tuple(named(state, episode)), in_place=in_place)
+            turn.ask(Wish.REPLACE, not_replaced(state, episode, episode.leaving), reason)
+            turn.ask(Wish.KEEP, episode.in_place, reason)
+        case _:
+            pass
+    return tuple(turn.effects)

@@ -1,0 +1,151 @@
+"""The link from a job's manager to a control plane: ours, or a ClusterD.
+
+Nothing here decides. Signals come out as values, reports go in as values, every call has a time limit, and
+whatever the other side sends that is no signal is told in the log and skipped.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from taskd.core.liaison import Signal
+from taskd.links.rpc import CLIENT_OPTIONS
+from taskd.wire import recover
+from taskd.wire.proto3 import ProtoError, decode, encode
+
+CALL_S = 5.0
+ROLE = "master"
+
+Ranks = Sequence[tuple[int, str]]
+M = TypeVar("M")
+
+
+class PlaneError(ConnectionError):
+    """The plane cannot be reached, or refuses; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneAddress:
+    """Where the plane is, which job this is there, and what to show at the door."""
+
+    address: str
+    job_id: str
+    ca: bytes = b""
+    certificate: bytes = b""
+    key: bytes = b""
+
+
+class PlaneLink:
+    """One connection."""
+
+    def __init__(self, channel: grpc.aio.Channel, job_id: str) -> None:
+        """Wrap an open channel."""
+        self._channel = channel
+        self._job_id = job_id
+        self.ours = False
+
+    async def begin(self) -> None:
+        """Make the job known; raises PlaneError with what the plane said if it does not want it."""
+        info = recover.ClientInfo(self._job_id, ROLE)
+        for call in ("Init", "Register"):
+            status = await self._call(call, info, recover.Status)
+            if status.code:
+                raise PlaneError(f"{call}: {status.code} {status.info}")
+
+    async def signals(self) -> AsyncIterator[Signal]:
+        """Give signals as they come; ends when the plane ends the stream, which a ClusterD does often."""
+        info = recover.ClientInfo(self._job_id, ROLE)
+        path = recover.RECOVER.path("SubscribeProcessManageSignal")
+        open_stream: Any = self._channel.unary_stream(path)
+        stream = open_stream(encode(info), metadata=((recover.KEEPS_OLD_KEY, "1"),))
+        try:
+            while (data := await stream.read()) is not grpc.aio.EOF:
+                yield read_signal(decode(recover.ProcessManageSignal, data))
+        except grpc.aio.AioRpcError as error:
+            raise PlaneError(f"the signals ended: {error.code().name} {error.details()}") from error
+        except ProtoError as error:
+            raise PlaneError(f"no signal: {error}") from error
+        finally:
+            stream.cancel()
+
+    async def report_fault(self, ranks: Ranks) -> recover.Status:
+        """Say which ranks are hurt."""
+        return await self._report(
+            "ReportProcessFault", recover.ProcessFaultRequest(self._job_id, _ranks(ranks))
+        )
+
+    async def report_stopped(self, code: int, info: str, ranks: Ranks, uuid: str = "") -> recover.Status:
+        """Say that the training stands."""
+        status = recover.Status(code, info)
+        request = recover.StopCompleteRequest(self._job_id, status, _ranks(ranks))
+        return await self._report("ReportStopComplete", request, uuid)
+
+    async def report_offers(self, ranks: Ranks, strategies: Sequence[str], uuid: str = "") -> recover.Status:
+        """Say what can be done."""
+        request = recover.RecoverStrategyRequest(self._job_id, _ranks(ranks), tuple(strategies))
+        return await self._report("ReportRecoverStrategy", request, uuid)
+
+    async def report_outcome(self, code: int, info: str, strategy: str, uuid: str = "") -> recover.Status:
+        """Say how it went."""
+        status = recover.Status(code, info)
+        request = recover.RecoverStatusRequest(self._job_id, status, strategy)
+        return await self._report("ReportRecoverStatus", request, uuid)
+
+    async def _report(self, method: str, request: object, uuid: str = "") -> recover.Status:
+        """Send a report; ``uuid`` names the order that it answers, to a plane that wants to know."""
+        return await self._call(method, request, recover.Status, uuid)
+
+    async def _call(self, method: str, request: object, kind: type[M], uuid: str = "") -> M:
+        begin: Any = self._channel.unary_unary(recover.RECOVER.path(method))
+        headers = ((recover.UUID_KEY, uuid),) if uuid else ()
+        call = begin(encode(request), timeout=CALL_S, metadata=headers)
+        try:
+            answer = decode(kind, await call)
+            header = dict(await call.initial_metadata() or ())
+        except grpc.aio.AioRpcError as error:
+            raise PlaneError(f"{method}: {error.code().name} {error.details()}") from error
+        except ProtoError as error:
+            raise PlaneError(f"{method} was answered with something else: {error}") from error
+        self.ours = self.ours or recover.OURS_KEY in header
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def connect_plane(place: PlaneAddress, timeout_s: float) -> AsyncIterator[PlaneLink]:
+    """Open a connection; raises PlaneError if nobody answers in time."""
+    if place.ca:
+        credentials = grpc.ssl_channel_credentials(place.ca, place.key or None, place.certificate or None)
+        channel = grpc.aio.secure_channel(place.address, credentials, options=CLIENT_OPTIONS)
+    else:
+        channel = grpc.aio.insecure_channel(place.address, options=CLIENT_OPTIONS)
+    async with channel:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            raise PlaneError(f"no control plane answers at {place.address}") from error
+        yield PlaneLink(channel, place.job_id)
+
+
+def read_signal(message: recover.ProcessManageSignal) -> Signal:
+    """Turn a signal into a value; numbers that are none are left out."""
+    return Signal(
+        uuid=message.uuid,
+        kind=message.signalType,
+        actions=message.actions,
+        ranks=tuple(
+            (int(each.rankId), each.faultType) for each in message.faultRanks if each.rankId.isdecimal()
+        ),
+        strategy=message.changeStrategy,
+        nodes=tuple(int(each) for each in message.nodeRankIds if each.isdecimal()),
+        extra=message.extraParams,
+    )
+
+
+def _ranks(ranks: Ranks) -> tuple[recover.FaultRank, ...]:
+    return tuple(recover.FaultRank(str(rank), kind) for rank, kind in ranks)

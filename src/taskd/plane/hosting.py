@@ -1,0 +1,110 @@
+"""The plane in its host: caches, fault centre, sessions and the gRPC port, as one task.
+
+It runs where the operator leads, with the operator's own caches of jobs, pods and nodes, so a second list of
+all pods is not kept. Everything that it knows beyond that is in the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import structlog
+
+from taskd.kube.client import KubeClient
+from taskd.kube.events import EventRecorder
+from taskd.kube.informer import Informer
+from taskd.kube.objects import Json, Node, Pod
+from taskd.plane.directory import Directory
+from taskd.plane.faultcentre import FaultCentre
+from taskd.plane.hands import ClusterHands
+from taskd.plane.jobmaps import JobConfigMaps
+from taskd.plane.keeping import StateMaps
+from taskd.plane.names import PlaneNames
+from taskd.plane.server import PlaneConfig, open_plane
+from taskd.plane.sources import Sources
+
+log = structlog.get_logger("taskd.plane")
+
+
+class PlaneSettingsError(ValueError):
+    """The plane cannot be started with these settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSettings:
+    """How the plane is to be hosted."""
+
+    address: str = "0.0.0.0:8899"
+    certificates: str = ""
+    insecure: bool = False
+    names: PlaneNames = field(default_factory=PlaneNames)
+
+    def checked(self) -> PlaneSettings:
+        """The same, once it is sure that a plane can be served so; else PlaneSettingsError."""
+        if not self.certificates and not self.insecure:
+            raise PlaneSettingsError(
+                "the plane needs certificates (--plane-certificates); to serve it without, where a stock "
+                "set-up expects that, say so with --plane-insecure"
+            )
+        _credentials(self.certificates)
+        return self
+
+
+@dataclass(slots=True)
+class Host:
+    """Runs a plane beside an operator; `run` until cancelled."""
+
+    settings: PlaneSettings
+    port: int = 0
+
+    async def run(
+        self,
+        client: KubeClient,
+        *,
+        jobs: Informer[Json],
+        pods: Informer[Pod],
+        nodes: Informer[Node],
+        recorder: EventRecorder,
+        groups: bool,
+    ) -> None:
+        """Serve with the caches of the operator, which are filled and run by it."""
+        config = PlaneConfig(
+            self.settings.address, _credentials(self.settings.certificates), insecure=self.settings.insecure
+        )
+        sources = Sources.make(client, self.settings.names, jobs=jobs, pods=pods, nodes=nodes)
+        centre = FaultCentre(client, self.settings.names, sources=sources)
+        directory = Directory(sources)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(centre.run())
+            await centre.started()
+            directory.connect()
+            try:
+                async with open_plane(
+                    config,
+                    directory=directory,
+                    centre=centre,
+                    config_maps=JobConfigMaps(client),
+                    hands=ClusterHands(client, sources, recorder, groups=groups),
+                    keeper=StateMaps(client, directory, self.settings.names.jobs),
+                ) as plane:
+                    self.port = plane.port
+                    await asyncio.Event().wait()
+            finally:
+                self.port = 0
+                directory.close()
+
+
+def _credentials(directory: str) -> grpc.ServerCredentials | None:
+    """Read the server's certificate and the authority that its callers must be known to."""
+    if not directory:
+        return None
+    try:
+        ca, certificate, key = (
+            (Path(directory) / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")
+        )
+    except OSError as error:
+        raise PlaneSettingsError(f"the plane's certificates: {error}") from error
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)

@@ -1,0 +1,280 @@
+"""Rules of the machine that no transcript shows, because they are about time or about nobody answering."""
+
+import pytest
+
+from taskd.core.faults.view import FaultKind, Health
+from taskd.core.plane.machine import next_look
+from taskd.core.plane.resuming import kept, repeat, resumed
+from taskd.core.plane.state import (
+    Ask,
+    FaultsReported,
+    Phase,
+    PodSeen,
+    PodsSeen,
+    SaveState,
+    SendSignal,
+    StatusReported,
+    StopReported,
+    StrategiesReported,
+    Subscribed,
+    Unsubscribed,
+    WriteReset,
+)
+from tests.core.plane.scenes import START, Play, broken, pods
+
+
+def asking() -> Play:
+    play = Play.of("recover")
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    return play
+
+
+def test_a_stop_is_answered_in_the_same_step() -> None:
+    """From ReportStopComplete to globalFault nothing is waited for."""
+    play = Play.of("recover")
+    play.feed(FaultsReported((("9", "1"),)))
+    done = play.feed(StopReported(0))
+
+    assert "globalFault" == play.signal.kind
+    assert isinstance(done[0], SaveState), "and it is kept before it is sent"
+
+
+def test_a_missing_pod_has_until_the_jobs_own_limit() -> None:
+    """270 s after the pod was asked for, the whole job is started again; then 135 s, then its end."""
+    play = asking()
+    play.feed(StrategiesReported(("recover",)), after_s=10)
+
+    assert play.at(Phase.RECOVERING)
+    assert START + 270 == next_look(play.state)
+    play.wait()
+    assert play.at(Phase.RESTARTING)
+    assert ("restart-job", ()) == play.asked[-1]
+    assert START + 270 + 135 == next_look(play.state)
+    play.wait()
+    assert play.at(Phase.INIT)
+    assert "killMaster" == play.signals[-1]
+    assert "failed" in play.outcome
+
+
+def test_all_faulty_pods_have_to_come_back() -> None:
+    """One of two replaced pods is not enough for the agents to start."""
+    play = Play.of("recover", size=3)
+    play.feed(FaultsReported((("9", "1"), ("17", "1"))))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+    play.feed(PodsSeen(pods(3, p1="new")))
+
+    assert "clear" not in play.resets
+    play.feed(PodsSeen(pods(3, p1="new", p2="new")))
+    assert "clear" == play.resets[-1]
+
+
+def test_the_trainer_gets_its_full_time_once_the_pods_are_there() -> None:
+    """The limit for the pods does not run on when they came."""
+    play = asking()
+    play.feed(StrategiesReported(("recover",)))
+    play.feed(PodsSeen(pods(p1="new")), after_s=260)
+
+    assert START + 260 + 900 == next_look(play.state)
+
+
+def test_a_report_before_its_order_was_handed_out_is_stale() -> None:
+    """Nobody can answer what nobody has got."""
+    play = Play.of("recover")
+    play.feed(Unsubscribed())
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+
+    assert 401 == int(play.answer.code)
+    assert "was not handed out yet" in play.answer.info
+    play.feed(Subscribed())
+    play.feed(StopReported(0))
+    assert 0 == int(play.answer.code)
+
+
+def test_a_recovery_that_never_ends_ends() -> None:
+    """The eighth round is the last: a job whose replacements die again and again is started anew."""
+    play = Play.of("recover")
+    play.feed(FaultsReported((("9", "1"),)))
+    for number in range(20):
+        play.feed(StopReported(0))
+        play.feed(StrategiesReported(("recover",)))
+        play.feed(PodsSeen(pods(p1=f"new-{number}")))
+        play.feed(FaultsReported((("9", "1"),)))
+        if play.state.phase is Phase.RESTARTING:
+            break
+
+    assert play.at(Phase.RESTARTING)
+    assert 8 == play.signals.count("stopTrain")
+
+
+def test_in_place_is_shown_to_agents_and_then_taken_away() -> None:
+    """Agents that read the file see the rank for a few seconds; nobody waits for that."""
+    play = Play.of("recover-in-place")
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+
+    assert START + 5 == next_look(play.state)
+    play.wait()
+    assert (Phase.RECOVERING, "clear") == (play.state.phase, play.resets[-1])
+
+
+def test_several_pods_with_dead_processes_move_where_they_may() -> None:
+    """Only processes failed, on more than one pod: they move, or go on in place where they may not."""
+    for strategies, want in (
+        ("recover,recover-in-place", ("replace", (1, 2))),
+        ("recover-in-place", ("keep", (1, 2))),
+    ):
+        play = Play.of(strategies, size=3)
+        play.feed(FaultsReported((("9", "1"), ("17", "1"))))
+        play.feed(StopReported(0))
+
+        assert [want] == play.asked
+
+
+def test_a_lasting_device_fault_is_not_waited_for() -> None:
+    """Only faults that pass by themselves are given a moment."""
+    play = Play.of("recover-in-place")
+    play.devices(broken(9, "SeparateNPU"))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+
+    assert play.at(Phase.ASKING)
+    assert [("replace", (1,))] == play.asked
+
+
+def test_a_device_fault_is_answered_once() -> None:
+    """A fault that stays after the recovery does not begin it again; one that goes and comes back does."""
+    play = Play.of("retry")
+    uce = broken(9, kind=FaultKind.UCE)
+    play.devices(uce)
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("retry",)))
+    play.feed(StatusReported(0, "retry"))
+    play.devices(uce)
+
+    assert play.at(Phase.INIT)
+    play.devices()
+    play.devices(uce)
+    assert play.at(Phase.STOPPING)
+
+
+def test_a_new_pod_on_a_broken_device_is_a_new_fault() -> None:
+    """The fault was answered for the old pod only."""
+    play = Play.of("recover")
+    play.devices(broken(9))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    play.feed(PodsSeen(pods(p1="new")))
+    play.feed(StrategiesReported(("recover",)))
+    play.devices(broken(9))
+
+    assert play.at(Phase.STOPPING)
+    assert "another fault" in play.state.episode.reason if play.state.episode else False
+
+
+@pytest.mark.parametrize("health", [Health.HEALTHY, Health.UNHEALTHY])
+def test_slow_devices_count_only_while_the_job_is_sub_healthy(health: Health) -> None:
+    """An entry of a slow device in a view that is not sub-healthy begins nothing."""
+    play = Play.of("recover", subHealthyStrategy="hotSwitch")
+    play.devices(broken(9, "SubHealthFault"), health=health)
+
+    assert play.at(Phase.INIT)
+
+
+def test_a_switch_that_fails_is_tried_again_more_and_more_rarely() -> None:
+    """After 60 s, 120 s, 240 s; and at once when the report changes."""
+    play = Play.of("", subHealthyStrategy="hotSwitch")
+    play.devices(broken(9, "SubHealthFault"), health=Health.SUB_HEALTHY)
+    waits = []
+    for _ in range(3):
+        play.wait()
+        assert play.at(Phase.INIT)
+        waits.append(next_look(play.state) - play.now)
+        play.wait()
+        assert play.at(Phase.STANDBY)
+    play.wait()
+    play.devices(broken(10, "SubHealthFault"), health=Health.SUB_HEALTHY)
+
+    assert [60, 120, 240] == waits
+    assert play.at(Phase.STANDBY)
+
+
+@pytest.mark.parametrize(
+    ("events", "want"),
+    [
+        ([FaultsReported((("9", "1"),))], {"flushing"}),
+        ([FaultsReported((("9", "1"),)), StopReported(0)], {"faulty", "replace"}),
+        (
+            [FaultsReported((("9", "1"),)), StopReported(0), StrategiesReported(("recover",))],
+            {"faulty", "replace"},
+        ),
+        ([FaultsReported((("9", "1"),)), StopReported(404)], {"clear", "restart-job", "pause"}),
+    ],
+)
+def test_a_new_plane_asks_again_for_what_may_not_have_been_done(events: list[object], want: set[str]) -> None:
+    """The state was kept before its effects were carried out, so they are carried out once more."""
+    play = Play.of("recover")
+    for event in events:
+        play.feed(event)  # type: ignore[arg-type]
+    again = resumed(kept(play.state), play.now)
+    found = set()
+    for effect in repeat(again, play.now):
+        assert play.state.uuid == effect.uuid
+        if isinstance(effect, WriteReset):
+            found.add(effect.content.kind.value)
+        elif isinstance(effect, Ask):
+            found.add(effect.wish.value)
+        elif not isinstance(effect, SendSignal):
+            found.add(getattr(effect, "value", ""))
+
+    assert want == found
+
+
+def test_a_pod_that_failed_is_lost_and_one_that_was_asked_to_go_is_not() -> None:
+    """A failed pod begins a recovery by itself; its replacement, which was asked for, begins none."""
+    play = Play.of("recover", size=3)
+    failed = {**pods(3), 1: PodSeen("job-1", "uid-1", running=False, failed=True)}
+    play.feed(PodsSeen(failed))
+
+    assert play.at(Phase.STOPPING)
+    assert list(range(8, 16)) == list(play.signal.faults)
+    play.feed(StopReported(0))
+    play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
+    play.feed(PodsSeen(pods(3, p1="new")))
+    play.feed(StrategiesReported(("recover",)))
+    play.feed(StatusReported(0, "recover"))
+    assert play.at(Phase.INIT)
+    assert 1 == play.signals.count("stopTrain")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PodsSeen(pods(3, p0="x", p1="y", p2="z")),
+        PodsSeen({}),
+        PodsSeen(pods(2), ending=True),
+    ],
+    ids=["all replaced", "all gone", "the job ends"],
+)
+def test_pods_that_go_with_their_job_are_not_lost(event: PodsSeen) -> None:
+    """A job that is started again, deleted, suspended or finished by somebody else is no fault."""
+    play = Play.of("recover", size=3)
+    play.feed(event)
+
+    assert play.at(Phase.INIT)
+
+
+def test_a_pod_that_is_gone_does_not_go_on_in_place() -> None:
+    """Its devices are silent because it is gone, not because they are well."""
+    play = Play.of("recover-in-place", size=3)
+    play.devices(broken(9))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    assert play.at(Phase.HEALING)
+    play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
+    play.devices()
+
+    assert [("replace", (1,))] == play.asked

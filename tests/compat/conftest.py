@@ -1,5 +1,6 @@
 """A torch of its own, patched with the seeds' own line."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,9 +31,38 @@ class OwnTorch:
 
 
 @pytest.fixture(scope="session")
-def own_torch(tmp_path_factory: pytest.TempPathFactory) -> OwnTorch:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
+    directory = tmp_path_factory.mktemp("wheels")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+    )
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def own_torch(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> OwnTorch:
     """An environment with pip, the wheel of this tree and a torch whose files are its own."""
-    root = tmp_path_factory.mktemp("own-torch")
+    own = make_own_torch(tmp_path_factory.mktemp("own-torch"))
+    subprocess.run([own.bin / "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
+    return own
+
+
+@pytest.fixture(scope="session")
+def patched(own_torch: OwnTorch) -> OwnTorch:
+    """A torch on which the seeds' line was run twice."""
+    env = {**os.environ, "PATH": f"{own_torch.bin}:{os.environ['PATH']}"}
+    for _ in range(2):
+        subprocess.run(["bash", "-c", SEED_SED], env=env, check=True)
+    return own_torch
+
+
+def make_own_torch(root: Path) -> OwnTorch:
+    """Make an environment with pip and a torch whose files are its own, without TaskD."""
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
     own = OwnTorch(root)
     theirs = Path(sysconfig.get_path("purelib"))
@@ -45,15 +75,6 @@ def own_torch(tmp_path_factory: pytest.TempPathFactory) -> OwnTorch:
             subprocess.run(["cp", "-al", entry, mine], check=True)
         else:
             mine.symlink_to(entry)
-    wheels = root / "wheels"
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = wheels.glob("*.whl")
-    subprocess.run([own.bin / "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
     script = Path(sys.executable).with_name("torchrun").read_text()
     _, _, rest = script.partition("\n")
     torchrun = own.bin / "torchrun"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.conftest import SEED_SED, OwnTorch
+from tests.compat.conftest import OwnTorch
 
 pytestmark = pytest.mark.slow
 
@@ -56,16 +56,6 @@ if os.environ.get("DIE") and count == 0:
     dist.barrier()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def patched(own_torch: OwnTorch) -> OwnTorch:
-    """A torch on which the seeds' line was run twice."""
-    if "taskd" not in own_torch.run_py.read_text():
-        env = {**os.environ, "PATH": f"{own_torch.bin}:{os.environ['PATH']}"}
-        for _ in range(2):
-            subprocess.run(["bash", "-c", SEED_SED], env=env, check=True)
-    return own_torch
 
 
 def environment(own: OwnTorch, home: Path, **more: str) -> dict[str, str]:

@@ -388,3 +388,81 @@ def test_what_was_told_of_the_generation_before_is_told_again() -> None:
 def test_options_default_to_recovery() -> None:
     """A job that says nothing is recovered where it can be."""
     assert "recover-in-place" in JobOptions().strategies
+
+
+# --- pods that are created again -------------------------------------------------------------------------
+
+
+def keeping_with(*strategies: str) -> Scene:
+    """A running job whose ranks keep their state, and which allows only these strategies."""
+    play = Scene(3, JobOptions(strategies=strategies)).running()
+    for node in NODES:
+        play.report(node, Progress(1, play.rank(node), joined=True, step=4, ready=True))
+    play.effects.clear()
+    return play
+
+
+def test_a_pod_that_comes_back_before_it_was_missed_gets_its_ranks() -> None:
+    """The others broke first and were told to try again; the new pod has no process to try with."""
+    play = keeping()
+    play.report("0", Trouble(1, 0, 5, "RuntimeError: Connection closed by peer", "", "network"))
+    assert (JobPhase.RECOVERING, 2) == (play.job.phase, play.job.generation)
+    play.effects.clear()
+    play.announce("1", "b")
+
+    assert (JobPhase.RECOVERING, 3) == (play.job.phase, play.job.generation)
+    order = next(e.order for e in play.effects if isinstance(e, SendOrder) and e.node == "1")
+    assert isinstance(order, Recover)
+    assert (1,) == order.replace
+
+
+def test_a_node_that_only_missed_an_order_still_gets_it() -> None:
+    """The same processes in another conversation: nobody is replaced for that."""
+    play = keeping()
+    play.exited("1", KILLED, step=4)
+    play.effects.clear()
+    play.announce(
+        "2", "b", phase=NodePhase.RUNNING, generation=1, plan=play.job.plan, workers=(play.view("2"),)
+    )
+
+    assert 2 == play.job.generation
+    assert ["2"] == orders(play, Recover)
+
+
+def test_recover_alone_is_enough_for_a_pod_that_was_created_again() -> None:
+    """It is the pod that was replaced and not a process in it, however soon it is back."""
+    play = keeping_with("recover")
+    play.announce("1", "b")
+
+    assert JobPhase.RECOVERING == play.job.phase
+    assert "recover" == play.incidents[1].strategy
+
+
+def test_recover_alone_does_not_replace_a_process_in_its_pod() -> None:
+    """That is recover-in-place, which this job does not allow."""
+    play = keeping_with("recover")
+    play.exited("1", KILLED, step=4)
+
+    assert JobPhase.STOPPING == play.job.phase
+
+
+def test_a_broken_group_waits_for_its_cause_where_a_step_may_not_be_tried_again() -> None:
+    """The peers of a lost pod hear of it first; refused they would end, and the state with them."""
+    play = keeping_with("recover")
+    broken = Trouble(1, 0, 5, "RuntimeError: Connection closed by peer", "", "network")
+    play.report("0", broken)
+    play.report("0", broken)
+    assert [] == [e for e in play.effects if isinstance(e, SendWorkers)]
+    play.announce("1", "b")
+
+    assert JobPhase.RECOVERING == play.job.phase
+    assert "recover" == play.incidents[1].strategy
+
+
+def test_a_failed_step_is_refused_at_once_where_it_may_not_be_tried_again() -> None:
+    """An error of its own has no other cause to wait for; nor has one in a job that recovers nothing."""
+    for strategies, kind in ((("recover",), "step"), (("dump", "exit"), "network")):
+        play = keeping_with(*strategies)
+        play.report("0", Trouble(1, 0, 5, "RuntimeError: no", "", kind))
+        (told,) = [e for e in play.effects if isinstance(e, SendWorkers)]
+        assert isinstance(told.message, Denied)

@@ -10,7 +10,7 @@ from taskd.core.messages import Finish, Progress, Recover, Save, Saved, Standing
 from taskd.core.regroup import decide_save
 from taskd.core.saving import SAVE_LIMIT_S
 from taskd.core.status import JobPhase
-from tests.core.scenes import KILLED, Scene
+from tests.core.scenes import DONE, KILLED, Scene
 
 NODES = ("0", "1", "2")
 
@@ -53,6 +53,22 @@ def test_a_job_that_is_told_to_go_writes_its_state_first() -> None:
     assert ["0", "1", "2"] == play.orders(Finish)
     incident = play.incidents[1]
     assert ("dump", "step 6 was written to /d/step-00000006") == (incident.strategy, incident.outcome)
+
+
+def test_a_job_whose_scripts_end_before_they_can_write_ends_well() -> None:
+    """Told to go in its last step: there is nothing left to save, and nobody waits for a dump."""
+    play = keeping("dump", "exit")
+    stop(play)
+    play.exited("0", DONE, step=5)
+    assert (JobPhase.FINISHING, 143) == (play.job.phase, play.ending.code)
+    assert "the dump failed: the script of rank 0 had ended" == play.incidents[1].outcome
+
+    alone = Scene(1).running()
+    alone.report("0", Progress(1, 0, joined=True, step=4, ready=True))
+    stop(alone)
+    assert JobPhase.SAVING == alone.job.phase
+    alone.exited("0", DONE, step=5)
+    assert (JobPhase.FINISHING, 0) == (alone.job.phase, alone.ending.code)
 
 
 def test_a_fault_that_cannot_be_recovered_is_saved_and_then_restarts() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from taskd.core.succession import (
     LEASE_S,
+    REBORN_S,
     REFUSED_S,
     SILENT_S,
     Answer,
@@ -172,3 +173,30 @@ def test_two_managers_never_may_decide_at_once(data: st.DataObject) -> None:
     newborn = newborn_mandate(home, Term(2, home), base, elected=False).hear(voters)
 
     assert not (newborn.elected and newborn.may_decide(voters) and old.may_decide(stayers))
+
+
+# --- pods that are created again -------------------------------------------------------------------------
+
+
+def test_the_manager_s_pod_that_is_created_again_is_followed_at_once() -> None:
+    """Also by one of two, which may not take over: a pod of that name means that the old one was given up."""
+    back = Answer(Sight.ANSWERED, Term(2, "a"), "a:9", reborn=True)
+
+    assert Follow(Term(2, "a"), "a:9") == decide("b", 0.0, nodes="ab", a=back)
+
+
+def test_a_pod_that_was_created_again_and_manages_nothing_yet_is_waited_for() -> None:
+    """But not for ever: after that the others take over, and it joins them."""
+    back = Answer(Sight.ANSWERED, Term(), "", reborn=True)
+
+    assert isinstance(decide("b", REBORN_S - 0.1, a=back, c=SAME), Wait)
+    deed = decide("b", REBORN_S, a=back, c=SAME)
+    assert isinstance(deed, TakeOver)
+    assert () == deed.lost
+
+
+def test_a_later_manager_goes_before_a_pod_that_was_created_again() -> None:
+    """Somebody has taken over already, and the new pod will learn of it."""
+    back = Answer(Sight.ANSWERED, Term(), "", reborn=True)
+
+    assert Follow(Term(2, "b"), "b:1") == decide("c", 0.0, a=back, b=LATER)

@@ -259,7 +259,7 @@ def test_a_finished_job_can_still_be_looked_at(tmp_path: Path) -> None:
     faults.write_text('{"step": 2, "rank": 1, "kind": "kill"}\n')
     with running(tmp_path, "--nproc-per-node", "2", "--faults", str(faults), STEPS, "11", "0.02") as job:
         assert 0 == job.wait()
-        assert "recovered from fault 1" in job.err
+        assert "started again after fault 1" in job.err
 
     status = job.status()
     assert ("ended", 0) == (status["phase"], status["exit_code"])

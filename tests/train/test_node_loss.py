@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,25 @@ def test_a_killed_agent_costs_only_its_own_ranks(tmp_path: Path, undisturbed: Ru
 
     assert_same(undisturbed, tmp_path, (0, 1))
     assert [2, 2, 1, 1] == count_processes(tmp_path)
+
+
+def test_news_of_a_death_that_come_late(tmp_path: Path, undisturbed: Run) -> None:
+    """Ranks whose connections broke have nobody's word for it yet, and may not try again on their own.
+
+    So it is where a pod is deleted: they wait for the word, and keep their processes.
+    """
+    flags = ("--recover-strategy", "recover-in-place")
+    with start(tmp_path, "--pause", "0.15", nodes=TWO_NODES, flags=flags) as job:
+        before = job.at_step(5)
+        agent = before["nodes"][1]["agent_pid"]
+        os.kill(agent, signal.SIGSTOP)
+        os.kill(before["ranks"][2]["pid"], signal.SIGKILL)
+        time.sleep(1)  # this is the fault: nobody hears of the death for so long
+        os.kill(agent, signal.SIGCONT)
+        job.past_generation(before["generation"])
+        finish(job)
+    assert_same(undisturbed, tmp_path, (2,))
+    assert [1, 1, 2, 1] == count_processes(tmp_path)
 
 
 def test_a_node_is_lost_during_a_recovery_and_the_manager_with_it(tmp_path: Path, undisturbed: Run) -> None:

@@ -14,8 +14,10 @@ from taskd.cli.errors import CliError
 from taskd.core.exits import ExitCode
 from taskd.kube.elector import LeadershipLost
 from taskd.kube.errors import ConfigError, KubeError
+from taskd.kube.events import EventRecorder
+from taskd.operator.cluster import Cluster
 from taskd.operator.config import ControllerConfig, load
-from taskd.operator.controller import Controller
+from taskd.operator.controller import Beside, Controller
 
 
 def run(flags: Mapping[str, Any], config: str) -> int:
@@ -32,6 +34,8 @@ def run(flags: Mapping[str, Any], config: str) -> int:
     except* LeadershipLost as group:
         # Nothing may be done any more. A fresh process begins with fresh caches.
         raise CliError(f"leadership lost: {group.exceptions[0]}", ExitCode.INTERNAL) from None
+    except* OSError as group:  # a port that is taken
+        raise CliError(str(group.exceptions[0]), ExitCode.USAGE) from None
     except* KubeError as group:
         raise CliError(str(group.exceptions[0]), ExitCode.INTERNAL) from None
     return int(ExitCode.OK)
@@ -39,11 +43,41 @@ def run(flags: Mapping[str, Any], config: str) -> int:
 
 async def _until_told(settings: ControllerConfig) -> None:
     loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(Controller(settings).run())
+    work = asyncio.ensure_future(Controller(settings, _plane(settings)).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await work
+
+
+def _plane(settings: ControllerConfig) -> Beside | None:
+    """Return what serves the control plane beside the operator, where that is wanted."""
+    if not settings.plane:
+        return None
+    from taskd.plane.hosting import Host, PlaneSettings, PlaneSettingsError  # gRPC is not needed without it
+    from taskd.plane.names import PlaneNames
+
+    names = PlaneNames(jobs=settings.namespace or None)
+    try:
+        host = Host(
+            PlaneSettings(
+                settings.plane_listen, settings.plane_certificates, settings.plane_insecure, names
+            ).checked()
+        )
+    except PlaneSettingsError as error:
+        raise ConfigError(str(error)) from error
+
+    async def serve(cluster: Cluster, recorder: EventRecorder) -> None:
+        await host.run(
+            cluster.client,
+            jobs=cluster.jobs,
+            pods=cluster.pods,
+            nodes=cluster.nodes,
+            recorder=recorder,
+            groups=cluster.gang,
+        )
+
+    return serve
 
 
 def _log_to_stderr(level: str) -> None:

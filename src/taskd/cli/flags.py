@@ -18,6 +18,7 @@ from pathlib import Path
 from taskd.cli.errors import FlagError
 from taskd.cli.flagtable import WITHOUT_EFFECT, Given, read_flags
 from taskd.cli.machine import DeviceKind, Machine
+from taskd.cli.surroundings import STRATEGIES, describe_place, look_around
 from taskd.core.faultfile import FaultFileError, parse_faults
 from taskd.core.hangs import HangLimitError
 from taskd.core.hccl import VariableError
@@ -48,7 +49,6 @@ _STREAMS = re.compile(r"(\d+:[0-3])(,\d+:[0-3])*")
 _HOST = re.compile(r"[\w.:-]+")
 _VISIBLE = {DeviceKind.GPU: "CUDA_VISIBLE_DEVICES", DeviceKind.NPU: "ASCEND_RT_VISIBLE_DEVICES"}
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-STRATEGY_VARIABLE = "TASKD_RECOVER_STRATEGY"
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 
@@ -65,6 +65,7 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
     """Parse the arguments of ``taskd run``. Raises FlagError, or HelpRequested."""
     given = read_flags(argv, machine.env)
     notes: list[str] = []
+    given, place = look_around(given, machine.env, machine.hostname())
     if given.is_on("virtual-local-rank"):
         raise given.complain("virtual-local-rank", "TaskD keeps LOCAL_RANK as it is; leave the flag out")
 
@@ -85,6 +86,7 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
         dump_dir=_parse_directory(given, "dump-dir"),
         resume_dir=_parse_directory(given, "resume", exists=True),
         local_addr=given.text("local-addr") or "",
+        pod=place,
     )
     spec = _parse_rdzv_conf(spec, given, notes)
     spec = _parse_nodes(spec, given, machine, notes)
@@ -92,6 +94,8 @@ def parse_run(argv: Sequence[str], machine: Machine) -> RunRequest:
     spec = _parse_variables(spec, given, machine)
     spec = replace(spec, job=_choose_job_name(spec, given))
     _check_start_method(given)
+    if place is not None:
+        notes.append(describe_place(spec, given))
     notes.extend(f"--{name} has no effect with TaskD" for name in WITHOUT_EFFECT if given.has(name))
     return RunRequest(spec, tuple(notes))
 
@@ -179,6 +183,8 @@ def _parse_nodes(spec: LaunchSpec, given: Given, machine: Machine, notes: list[s
     if spec.spare_nodes and (high > 1 or endpoint):
         rule = "it plays nodes on one machine; over several, a node beyond --nnodes waits as a spare"
         raise given.complain("spare-nodes", rule)
+    if spec.pod is not None:
+        return _parse_pod(spec, given)
     if backend == "c10d":
         return _parse_c10d(spec, given, endpoint, notes)
     if high == 1 and not endpoint and not given.has("master-port"):
@@ -214,14 +220,33 @@ def _parse_static(spec: LaunchSpec, given: Given, endpoint: str, notes: list[str
         port = _parse_port(given, "master-port", STATIC_PORT)
         if not port and spec.max_nodes > 1:
             raise given.complain("master-port", "the other nodes must know the port, so it cannot be 0")
-    node_rank = _parse_count(given, "node-rank", 0)
-    if node_rank >= spec.max_nodes:
-        highest = spec.max_nodes - 1
-        raise given.complain("node-rank", f"the job has {spec.max_nodes} nodes, ranked 0 to {highest}")
+    node_rank = _parse_node_rank(spec, given)
     if node_rank and not endpoint and not given.has("master-addr"):
         notes.append(f"no --master-addr given: node {node_rank} looks for node 0 on this machine")
     run_id = given.text("rdzv-id") or _NO_ID
     return replace(spec, run_id=run_id, node_rank=node_rank, master_addr=host, master_port=port)
+
+
+def _parse_pod(spec: LaunchSpec, given: Given) -> LaunchSpec:
+    """Place a pod of a job. Ranks meet in rank 0's own pod, wherever that is by then, at a port that is free.
+
+    So the job survives a pod that comes back with another address, and no Service stands in between.
+    """
+    node_rank = _parse_node_rank(spec, given)
+    host = _strip_brackets((given.text("master-addr") or "").strip())
+    if not _HOST.fullmatch(host):
+        raise given.complain("master-addr", "it is the name or the address of rank 0's pod")
+    port = _parse_port(given, "master-port", 0)
+    run_id = given.text("rdzv-id") or given.text("job") or _NO_ID
+    return replace(spec, run_id=run_id, node_rank=node_rank, master_addr=host, master_port=port)
+
+
+def _parse_node_rank(spec: LaunchSpec, given: Given) -> int:
+    node_rank = _parse_count(given, "node-rank", 0)
+    if node_rank >= spec.max_nodes:
+        highest = spec.max_nodes - 1
+        raise given.complain("node-rank", f"the job has {spec.max_nodes} nodes, ranked 0 to {highest}")
+    return node_rank
 
 
 def _parse_c10d(spec: LaunchSpec, given: Given, endpoint: str, notes: list[str]) -> LaunchSpec:
@@ -352,11 +377,11 @@ def _parse_strategies(given: Given, env: Mapping[str, str]) -> tuple[str, ...]:
         if wrong or not names:
             raise given.complain("recover-strategy", _strategy_rule(wrong))
         return names
-    listed = env.get(STRATEGY_VARIABLE, "").strip()
+    listed = env.get(STRATEGIES, "").strip()
     if listed:
         names, wrong = _split_strategies(listed)
         if wrong:
-            where = f"{STRATEGY_VARIABLE}={listed} in the environment"
+            where = f"{STRATEGIES}={listed} in the environment"
             raise FlagError(f"{where}: {_strategy_rule(wrong)}; correct or unset it")
         return names
     return _reference_strategies(env)

@@ -132,6 +132,8 @@ class Given:
     script: str
     script_args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """What the surroundings say where the user says nothing: a text, and the variable that it is from."""
 
     def has(self, name: str) -> bool:
         """Tell whether the user gave this flag or its variable."""
@@ -142,7 +144,18 @@ class Given:
         if name in self.texts:
             return self.texts[name]
         flag = _BY_NAME[name]
-        return self.env.get(flag.variable) if flag.from_env else None
+        if flag.from_env and flag.variable in self.env:
+            return self.env[flag.variable]
+        return self.found[name][0] if name in self.found else None
+
+    def origin(self, name: str) -> str:
+        """Name where the text of a flag comes from, for a person; empty where it was not given."""
+        if name in self.texts:
+            return self.words[name]
+        flag = _BY_NAME[name]
+        if flag.from_env and flag.variable in self.env:
+            return flag.variable
+        return self.found[name][1] if name in self.found else ""
 
     def is_on(self, name: str) -> bool:
         """Tell whether a switch is on. A variable counts as torchrun has it: a number that is not 0."""
@@ -161,8 +174,7 @@ class Given:
         if name in self.texts:
             value = f" {self.texts[name]}" if _BY_NAME[name].metavar else ""
             return FlagError(f"{self.words[name]}{value}: {rule}")
-        variable = _BY_NAME[name].variable
-        where = f"{variable}={self.env.get(variable, '')} in the environment"
+        where = f"{self.origin(name) or _BY_NAME[name].variable}={self.text(name) or ''} in the environment"
         return FlagError(f"{where}: {rule}; correct or unset it")
 
 

@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import shutil
+import socket
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ class Machine:
     count_devices: Callable[[DeviceKind], int]
     count_cpus: Callable[[], int]
     new_id: Callable[[], str]
+    hostname: Callable[[], str] = socket.gethostname
 
 
 def this_machine() -> Machine:

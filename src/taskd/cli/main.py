@@ -157,6 +157,10 @@ def controller(
     rank_table_dir: Annotated[str | None, typer.Option(metavar="DIR", help="For rank-table files.")] = None,
     certificates: Annotated[str | None, typer.Option(metavar="SECRET", help="TLS keys for pods.")] = None,
     plane_service: Annotated[str | None, typer.Option(metavar="NS/NAME", help="The control plane.")] = None,
+    plane: Annotated[bool | None, typer.Option(help="Serve the control plane, too.")] = None,
+    plane_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Its gRPC port.")] = None,
+    plane_certificates: Annotated[str | None, typer.Option(metavar="DIR", help="Its TLS keys.")] = None,
+    plane_insecure: Annotated[bool | None, typer.Option(help="Serve it without TLS.")] = None,
     status_delay_s: Annotated[float | None, typer.Option(help="Wait of mere pod counts (0.5).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> Work:

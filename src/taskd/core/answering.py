@@ -4,11 +4,14 @@ From memory if the survivors can do it; else what they have is written to disk, 
 all ranks restart, or the job ends.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from taskd.core.endings import finish
+from taskd.core.consulting import ask, asks
+from taskd.core.endings import check_success, finish
 from taskd.core.jobread import member_views
 from taskd.core.jobstate import Effect, Ending, Fault, Job
+from taskd.core.messages import WorkerState
 from taskd.core.recovery import begin_recovery, propose
 from taskd.core.restarting import restart_all
 from taskd.core.saving import begin_saving, can_save, close_saving
@@ -18,8 +21,25 @@ Outcome = tuple[Job, tuple[Effect, ...]]
 
 
 def answer(job: Job, now: float, stamp: float, fault: Fault) -> Outcome:
-    """Recover from memory where that can work, and go on to the next strategy otherwise, with the reason."""
-    proposal = propose(job)
+    """Answer a fault; where there is a control plane, after it has spoken."""
+    return ask(job, now, fault) if asks(job) else answer_now(job, now, stamp, fault)
+
+
+def answer_now(
+    job: Job,
+    now: float,
+    stamp: float,
+    fault: Fault,
+    *,
+    within: Sequence[str] | None = None,
+    condemned: frozenset[int] = frozenset(),
+) -> Outcome:
+    """Recover from memory where that can work, and go on to the next strategy otherwise, with the reason.
+
+    ``within`` are the strategies that somebody else has chosen; ``condemned`` are ranks that need a new
+    process although the old one may live.
+    """
+    proposal = propose(job, within, condemned)
     if isinstance(proposal, str):
         why_not = proposal
     elif fault.failure and not job.options.keep_trying and job.streak.extend(fault.failure).hopeless:
@@ -43,6 +63,18 @@ def stop_saving(job: Job, now: float, stamp: float, why: str) -> Outcome:
     job, effects = close_saving(job, now, f"the dump failed: {why}")
     job, more = go_on_after_saving(job, now, stamp)
     return job, (*effects, *more)
+
+
+def end_while_saving(job: Job, now: float, stamp: float, rank: int) -> Outcome:
+    """A rank's script came to its end while the others were told to write: nobody has its state any more."""
+    saving = job.saving
+    if all(view.state is WorkerState.SUCCEEDED for view in member_views(job)):
+        job, effects = close_saving(job, now, "nothing was left to write: every script had ended")
+        job, more = check_success(replace(job, saving=None), now)
+        return job, (*effects, *more)
+    if saving is None or rank not in saving.ranks or rank in saving.saved:
+        return job, ()
+    return stop_saving(job, now, stamp, f"the script of rank {rank} had ended")
 
 
 def go_on_after_saving(job: Job, now: float, stamp: float) -> Outcome:

@@ -11,6 +11,7 @@ from taskd.core.launch import DUMP
 from taskd.core.status import IncidentStatus, PhaseName
 
 RECOVERING = "recovering"
+RESTART = "restart"
 SWITCH = "switch"
 SWITCHED = "switched"
 AnIncident = TypeVar("AnIncident", "Incident", IncidentStatus)
@@ -40,7 +41,7 @@ class Incident:
     node: str
     step: int
     generation: int
-    strategy: str = "restart"
+    strategy: str = RESTART
     reason: str = ""
     outcome: str = RECOVERING
     failed_stamp: float = 0.0
@@ -103,7 +104,8 @@ def describe_news(incident: IncidentStatus) -> str:
         if PhaseName.FIRST_STEP.value not in incident.phases_ms:
             spent = f"in {incident.downtime_ms:.0f} ms ({parts})"
             return f"started again after fault {incident.number} {spent}; the script reports no steps"
-        return f"recovered from fault {incident.number} in {incident.downtime_ms:.0f} ms ({parts})"
+        deed = "started again after" if incident.strategy == RESTART else "recovered from"
+        return f"{deed} fault {incident.number} in {incident.downtime_ms:.0f} ms ({parts})"
     if incident.outcome == SWITCHED:
         parts = ", ".join(f"{name} {ms:.0f}" for name, ms in incident.phases_ms.items())
         return f"{incident.what}: {incident.downtime_ms:.0f} ms from step to step ({parts})"

@@ -17,7 +17,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from taskd.core.answering import answer, answer_stall, fall_through, go_on_after_saving, stop_saving
+from taskd.core.advice import drop_overtaken, take_advice, take_plane, take_silence, take_warning
+from taskd.core.answering import (
+    answer,
+    answer_stall,
+    end_while_saving,
+    fall_through,
+    go_on_after_saving,
+    stop_saving,
+)
+from taskd.core.blame import blame_earlier
 from taskd.core.endings import check_finishing, check_success, finish
 from taskd.core.exits import ExitCode
 from taskd.core.failures import Failure, describe_exit
@@ -39,6 +48,7 @@ from taskd.core.jobread import (
     with_node,
 )
 from taskd.core.jobstate import (
+    Advised,
     Culprit,
     Effect,
     Ending,
@@ -49,13 +59,14 @@ from taskd.core.jobstate import (
     Node,
     NodeAnnounced,
     NodeLost,
-    RecordIncident,
+    PlaneChanged,
     Refuse,
     Reported,
     SendOrder,
     StopRequested,
     SwitchRequested,
     Ticked,
+    Warned,
 )
 from taskd.core.messages import (
     Announce,
@@ -86,6 +97,7 @@ from taskd.core.parting import (
 from taskd.core.recovery import LIMIT_S as RECOVERY_LIMIT_S
 from taskd.core.recovery import (
     begin_recovery,
+    has_survivors,
     propose,
     take_progress,
     take_standing,
@@ -126,6 +138,7 @@ Outcome = tuple[Job, tuple[Effect, ...]]
 def step(job: Job, event: Event) -> Outcome:
     """Return the job after an event, and what must be done about it."""
     job, effects = _step(job, event)
+    job = drop_overtaken(job)
     # A fault ends a switch that is being prepared; standbys go before anything else is ordered.
     job, first = review(job, event.now)
     return job, (*first, *effects)
@@ -148,6 +161,12 @@ def _step(job: Job, event: Event) -> Outcome:
             return finish(job, event.now, ending)
         case SwitchRequested():
             return begin_switch(job, event)
+        case PlaneChanged():
+            return take_plane(job, event)
+        case Warned():
+            return take_warning(job, event)
+        case Advised():
+            return take_advice(job, event)
         case Ticked():
             return _ticked(job, event.now, event.stamp)
         case _:
@@ -216,14 +235,15 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
     if not is_member(job, key):
         return job, stop_leftovers(job, node)
     missed = job.recovering.order if job.recovering else None
-    if job.phase is JobPhase.RECOVERING and missed is not None and node.generation < job.generation:
+    late = job.phase is JobPhase.RECOVERING and missed is not None and node.generation < job.generation
+    if late and missed is not None and has_survivors(node, missed):
         return welcome_back(job, event.now, key)
     if node.generation == job.generation and node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
         # The same processes in another conversation; an answer may have been lost with the old one.
         job, effects = when_started(job, event.now)
         job, more = _adopt_failures(job, event.now, event.stamp, key)
         return job, (*effects, *more)
-    if known is not None and known.incarnation != event.incarnation:
+    if (known is not None and known.incarnation != event.incarnation) or late:
         what = f"the agent of node {node_label(job, key)} was replaced; its processes are gone"
         fault = Fault("agent", Culprit(key, what, ExitCode.FAILED))
         return answer(job, event.now, event.stamp, fault)
@@ -327,6 +347,11 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
 
 def _why_resumed(job: Job, lost: list[str], busy_with: str) -> Fault:
     """Say why a newborn manager does not simply go on."""
+    empty = [place.node for place in job.plan.places if _came_empty(job, place.node)] if job.plan else []
+    if not lost and empty:
+        names = " and ".join(f"node {node_label(job, node)}" for node in empty)
+        what = f"{names} was lost, with the manager, and has come back without its processes"
+        return Fault("node", Culprit(empty[0], what, ExitCode.FAILED))
     if not lost:
         what = f"the manager was replaced in the middle of a {busy_with}"
         return Fault("manager", Culprit("", what, ExitCode.FAILED))
@@ -334,6 +359,12 @@ def _why_resumed(job: Job, lost: list[str], busy_with: str) -> Fault:
     where = f"node {node_label(job, job.manager_node)}"
     what = f"{names} was lost, with the manager on its machine; {where} manages the job now"
     return Fault("node", Culprit(lost[0], what, ExitCode.FAILED), noticed_at=job.lost_at)
+
+
+def _came_empty(job: Job, key: str) -> bool:
+    """Tell whether a node of the running plan is another machine, or pod, of its name."""
+    node = job.nodes.get(key)
+    return node is not None and node.usable and not node.generation and not node.workers
 
 
 def _adopt_failures(job: Job, now: float, stamp: float, key: str) -> Outcome:
@@ -429,7 +460,8 @@ def _reported(job: Job, event: Reported) -> Outcome:
             job, more = take_through(job, event.node, report)
             return job, (*effects, *more)
         case Trouble():
-            return take_trouble(job, event.now, event.stamp, event.node, report)
+            job, effects, trouble = take_trouble(job, event.now, event.node, report)
+            return answer(job, event.now, event.stamp, trouble) if trouble else (job, effects)
         case WorkersStarted():
             # Compared with the node, not with the job: a newborn manager has no generation while it gathers,
             # and what happens meanwhile must be in its picture.
@@ -484,6 +516,8 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
         return job, ()  # kept for a manager that still gathers; of no consequence otherwise
     if ended_well and job.phase is JobPhase.RECOVERING:
         return _ended_early(job, event, report)
+    if ended_well and job.phase is JobPhase.SAVING:
+        return end_while_saving(job, event.now, event.stamp, report.rank)
     if ended_well:
         return check_success(job, event.now)
     who = f"rank {report.rank} (node {node_label(job, event.node)}, pid {report.pid})"
@@ -495,7 +529,7 @@ def _worker_exited(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     culprit = Culprit(event.node, what, report.exit.shell_code, report.log, report.error)
     failure = Failure(report.rank, report.exit, report.step, report.place, report.error, report.lived_s)
     if job.phase is JobPhase.STOPPING:
-        return _blame_earlier(job, report, culprit, failure)
+        return blame_earlier(job, report, culprit, failure)
     if job.phase is JobPhase.SAVING and job.saving is not None and report.rank in job.saving.ranks:
         if can_save_again(job):
             return begin_saving(job, event.now, event.stamp, job.saving.then)
@@ -520,31 +554,11 @@ def _ended_early(job: Job, event: Reported, report: WorkerExited) -> Outcome:
     return fall_through(job, event.now, event.stamp, Fault("recovery", replace(culprit, why_restart=why)))
 
 
-def _blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Failure) -> Outcome:
-    """Correct the blame if a process that ended later had failed earlier.
-
-    An interpreter with torch needs most of a second to end after an exception, and its peers may fail on the
-    broken connection before it is gone. The error files tell the order of the exceptions.
-    """
-    incident = job.incident
-    if incident is None or not report.failed_stamp or not incident.failed_stamp:
-        return job, ()
-    if report.failed_stamp >= incident.failed_stamp:
-        return job, ()
-    incident = replace(
-        incident,
-        what=culprit.what,
-        rank=report.rank,
-        node=culprit.node,
-        step=report.step,
-        failed_stamp=report.failed_stamp,
-    )
-    job = replace(job, incident=incident, culprit=culprit, streak=job.streak.correct(failure))
-    return job, (RecordIncident(incident),)
-
-
 def _ticked(job: Job, now: float, stamp: float) -> Outcome:
     waited = now - job.since
+    alone = take_silence(job, now, stamp)
+    if alone is not None:
+        return alone
     match job.phase:
         case JobPhase.GATHERING if waited >= job.options.join_timeout_s:
             have = sum(node.usable for node in job.nodes.values())

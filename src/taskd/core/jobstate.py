@@ -90,6 +90,8 @@ class Job:
     hopeless_rank: int = -1
     testimonies: Mapping[int, Statement] = field(default_factory=dict)
     switch: "Switch | None" = None
+    plane_limit_s: float = 0.0  # how long a control plane may take to decide; 0: there is none
+    consulting: "Consulting | None" = None
     parting: "Parting | None" = None
     absent: frozenset[str] = frozenset()  # nodes that were lost with an earlier manager's machine
     awaited: frozenset[str] = frozenset()  # nodes that were seen alive then, spare ones among them
@@ -143,6 +145,16 @@ class Fault:
     failure: Failure | None = None
     report: WorkerExited | None = None
     noticed_at: float = 0.0
+    ranks: tuple[int, ...] = ()  # who is hurt, where somebody else says so
+
+
+@dataclass(frozen=True, slots=True)
+class Consulting:
+    """A question to the control plane: the faults it is about, and which ranks are hurt in which way."""
+
+    faults: tuple[Fault, ...]
+    ranks: Mapping[int, str]
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +246,40 @@ class SwitchRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaneChanged:
+    """A control plane can be asked from now on and may take so long; or, with 0, it cannot."""
+
+    now: float
+    stamp: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The control plane knows of a fault of these ranks; the pairs are rank and kind of fault."""
+
+    now: float
+    stamp: float
+    ranks: tuple[tuple[int, str], ...]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """The control plane decided about the fault that it was asked about.
+
+    ``nodes`` are to be left. Their agents end by themselves where nobody else ends them (``end_agents``).
+    """
+
+    now: float
+    stamp: float
+    strategy: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    end_agents: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
@@ -241,7 +287,17 @@ class Ticked:
     stamp: float = 0.0
 
 
-Event = NodeAnnounced | NodeLost | Reported | StopRequested | SwitchRequested | Ticked
+Event = (
+    NodeAnnounced
+    | NodeLost
+    | Reported
+    | StopRequested
+    | SwitchRequested
+    | PlaneChanged
+    | Warned
+    | Advised
+    | Ticked
+)
 
 # --- effects ---------------------------------------------------------------------------------------------
 
@@ -284,4 +340,12 @@ class Refuse:
     why: str
 
 
-Effect = SendOrder | SendWorkers | RecordIncident | EndJob | Refuse
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Tell the control plane of a fault and wait for its decision; the pairs are rank and kind of fault."""
+
+    ranks: tuple[tuple[int, str], ...]
+    what: str
+
+
+Effect = SendOrder | SendWorkers | RecordIncident | EndJob | Refuse | Consult

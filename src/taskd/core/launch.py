@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from taskd.core.hangs import CEILING_S, FLOOR_S
+from taskd.core.podplace import PodPlace
 
 DEFAULT_MAX_RESTARTS = 32767
 DEFAULT_MANAGER_PORT = 9601
@@ -90,6 +91,7 @@ class LaunchSpec:
     rdzv_is_host: bool | None = None
     hang_floor_s: float = FLOOR_S
     hang_ceiling_s: float = CEILING_S
+    pod: PodPlace | None = None
 
     def options(self) -> "JobOptions":
         """Return the part that the manager decides by."""
@@ -98,7 +100,8 @@ class LaunchSpec:
             max_nodes=self.max_nodes,
             max_restarts=self.max_restarts,
             keep_trying=self.keep_trying,
-            master_addr=self.master_addr,
+            # In a pod it is only where the manager begins; ranks meet in rank 0's pod, under its own address.
+            master_addr="" if self.pod is not None else self.master_addr,
             master_port=self.master_port,
             stop_grace_s=self.stop_grace_s,
             join_timeout_s=self.join_timeout_s,
@@ -131,6 +134,7 @@ class FaultKind(StrEnum):
     RAISE = "raise"
     EXIT = "exit"
     UCE = "uce"
+    DOUBT = "doubt"
     NETWORK = "network"
 
 

@@ -521,11 +521,13 @@ class Upstream:
 
     It comes from the proxy, and with ``anew`` from a manager that had given the node up: the agent then says
     everything again, in a conversation of its own, so that nothing of the old one can be mistaken for it.
+    To a proxy it may say that its whole node was ``replaced``, and by what; it then has to go.
     """
 
     incarnation: str
     anew: bool = False
     term: Term = field(default_factory=Term)
+    replaced: str = ""
 
 
 @dataclass(frozen=True, slots=True)

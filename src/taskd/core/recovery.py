@@ -11,6 +11,7 @@ Where this is not possible (a rank that keeps no state, nobody left who has the 
 caller falls back to the next strategy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from taskd.core.exits import Exit
@@ -22,6 +23,7 @@ from taskd.core.jobstate import (
     Effect,
     Fault,
     Job,
+    Node,
     RecordIncident,
     Recovering,
     Refuse,
@@ -42,6 +44,7 @@ from taskd.core.messages import (
 )
 from taskd.core.regroup import decide_regroup
 from taskd.core.status import JobPhase, PhaseName
+from taskd.core.troubles import TroubleKind
 
 MAX_ROUNDS = 8
 LIMIT_S = 60.0
@@ -61,8 +64,13 @@ class Proposal:
     awaited: tuple[int, ...] = ()
 
 
-def propose(job: Job) -> Proposal | str:
-    """Say how the job can be recovered from memory now, or why not."""
+def propose(
+    job: Job, within: Sequence[str] | None = None, condemned: frozenset[int] = frozenset()
+) -> Proposal | str:
+    """Say how the job can be recovered from memory now, or why not.
+
+    ``within`` narrows the job's own strategies; a condemned rank counts as dead, whether it lives or not.
+    """
     if job.plan is None or job.phase not in (JobPhase.RUNNING, JobPhase.RECOVERING):
         return "the job was not running"
     before = job.recovering
@@ -71,7 +79,7 @@ def propose(job: Job) -> Proposal | str:
     views = {view.rank: view for place in job.plan.places for view in _views(job, place)}
     if any(view.state is WorkerState.SUCCEEDED for view in views.values()):
         return "some ranks have ended already"
-    survivors = [view for view in views.values() if view.state.alive]
+    survivors = [view for view in views.values() if view.state.alive and view.rank not in condemned]
     keepers = [view for view in survivors if view.ready]
     if not keepers:
         return "no surviving rank keeps its state (taskd.train: register and steps)"
@@ -81,10 +89,26 @@ def propose(job: Job) -> Proposal | str:
     alive = {view.rank for view in survivors}
     dead = tuple(rank for rank in range(plan.world_size) if rank not in alive)
     strategy = RECOVER if moved else RECOVER_IN_PLACE if dead else RETRY
-    allowed = job.options.strategies
-    if strategy not in allowed and not (strategy == RECOVER_IN_PLACE and awaited and RECOVER in allowed):
-        return f"{strategy} is not among the strategies"
+    allowed = [each for each in job.options.strategies if within is None or each in within]
+    if within is not None and RECOVER in allowed:
+        allowed.append(
+            RECOVER_IN_PLACE
+        )  # the other node that was decided on may have taken the place already
+    if strategy == RECOVER_IN_PLACE not in allowed and (awaited or _anybody_empty(job, plan)):
+        strategy = RECOVER  # not its processes but the node was lost: it comes back, or has come back, empty
+    if strategy not in allowed:
+        return _not_allowed(strategy)
     return Proposal(plan, dead, min(view.rank for view in keepers), strategy, moved, awaited)
+
+
+def _not_allowed(strategy: str) -> str:
+    return f"{strategy} is not among the strategies"
+
+
+def _anybody_empty(job: Job, plan: Plan) -> bool:
+    """Tell whether a node of the plan is there without any process: another pod, or another agent of it."""
+    nodes = [job.nodes.get(place.node) for place in plan.places]
+    return any(node is not None and node.usable and not node.workers for node in nodes)
 
 
 def _views(job: Job, place: NodePlace) -> list[WorkerView]:
@@ -148,6 +172,13 @@ def begin_recovery(job: Job, now: float, stamp: float, proposal: Proposal, fault
     return job, (*effects, RecordIncident(incident))
 
 
+def has_survivors(node: Node, order: Recover) -> bool:
+    """Tell whether a node has all processes that an order takes for living; a new pod of it has none."""
+    place = order.plan.place_of(node.key)
+    needed = [rank for rank in place.ranks if rank not in order.replace] if place is not None else []
+    return all(rank in node.workers and node.workers[rank].state.alive for rank in needed)
+
+
 def welcome_back(job: Job, now: float, key: str) -> Outcome:
     """Let a node that comes in the middle of a recovery have the order that it missed."""
     recovering = job.recovering
@@ -171,12 +202,14 @@ def _order(job: Job, key: str, order: Recover) -> Outcome:
     return with_node(job, node), (SendOrder(key, order),)
 
 
-def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble) -> Outcome:
-    """Give a failed step another try, unless it fails the same way again and again."""
+def take_trouble(
+    job: Job, now: float, node: str, trouble: Trouble
+) -> tuple[Job, tuple[Effect, ...], Fault | None]:
+    """Say what fault a failed step is, unless it fails the same way again and again or cannot be repeated."""
     regrouped = job.recovering is not None and job.recovering.regroup is not None
     if trouble.generation != job.generation or not (job.phase is JobPhase.RUNNING or regrouped):
         why = f"trouble of generation {trouble.generation}; the job is at {job.generation}"
-        return job, (Refuse(node, why),)
+        return job, (Refuse(node, why),), None
     what = f"rank {trouble.rank} failed at step {trouble.step}: {trouble.error}"
     failure = Failure(trouble.rank, Exit(code=1), trouble.step, trouble.place, trouble.error)
     proposal = propose(job)
@@ -185,13 +218,28 @@ def take_trouble(job: Job, now: float, stamp: float, node: str, trouble: Trouble
         if streak.hopeless:
             proposal = "the same failure came back"
             job = replace(job, streak=streak, hopeless_rank=trouble.rank)
+    if proposal == _not_allowed(RETRY) and _may_be_an_echo(job, trouble):
+        # No answer: it asks again, and gives up by itself when the cause has not shown in time.
+        return job, (Refuse(node, f"{what}; waiting for its cause, for {proposal}"),), None
     if isinstance(proposal, str):
-        return job, (SendWorkers(node, Denied(job.generation, trouble.rank, proposal)),)
+        return job, (SendWorkers(node, Denied(job.generation, trouble.rank, proposal)),), None
     report = WorkerExited(
         job.generation, trouble.rank, 0, 0, Exit(), trouble.step, lived_s=0.0, noticed_at=now
     )
-    return begin_recovery(
-        job, now, stamp, proposal, Fault(trouble.kind, Culprit(node, what, 1), failure, report)
+    return job, (), Fault(trouble.kind, Culprit(node, what, 1), failure, report)
+
+
+def _may_be_an_echo(job: Job, trouble: Trouble) -> bool:
+    """Tell whether a broken group is what a lost process or node looks like from another one.
+
+    Its death may be told later than that. Where the job allows to replace it, but not to try a step again,
+    its peers would otherwise end over it and take the state along.
+    """
+    allowed = job.options.strategies
+    return (
+        trouble.kind == TroubleKind.NETWORK
+        and (RECOVER in allowed or RECOVER_IN_PLACE in allowed)
+        and job.hopeless_rank != trouble.rank
     )
 
 

@@ -23,6 +23,7 @@ FRESH_S = 3.0
 LEASE_S = 5.0
 REFUSED_S = 1.0
 SILENT_S = 6.0
+REBORN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,11 +36,15 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node whose launcher could host the manager, and where its launcher answers questions."""
+    """A node whose launcher could host the manager, and where its launcher answers questions.
+
+    ``born`` is when that launcher began, by its own clock: of two of one node the later one counts.
+    """
 
     node: str
     manager: str
     lookout: str
+    born: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +144,16 @@ class Sight(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What another launcher said: the latest term that it knows, and where that manager is."""
+    """What another launcher said: the latest term that it knows, and where that manager is.
+
+    ``reborn`` means that it is not the launcher that was in the roster: a pod of the same name took its
+    place, which a cluster allows only once it has given the old one up.
+    """
 
     sight: Sight
     term: Term = field(default_factory=Term)
     manager: str = ""
+    reborn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +193,24 @@ def decide_succession(
 ) -> Wait | Follow | TakeOver:
     """Decide what to do after ``away_s`` without the manager of ``term``, given what the others answered."""
     host = answers.get(term.node, Answer(Sight.SILENT))
-    if host.sight is Sight.ANSWERED and host.term < term:
-        host = Answer(Sight.REFUSED)  # another launcher at the same place: the one we knew is gone
-    dead = host.sight is Sight.REFUSED
+    dead = host.sight is Sight.REFUSED or host.reborn
+    if host.sight is Sight.ANSWERED and host.term < term and not host.reborn:
+        host, dead = (
+            Answer(Sight.REFUSED),
+            True,
+        )  # another launcher at the same place: the one we knew is gone
     later = find_later(term, answers)
     if later is not None and (dead or away_s >= LEASE_S):
         return later
     if later is not None:
         return Wait(f"node {later.term.node} has taken over; the old manager must have noticed first")
-    if host.sight is Sight.ANSWERED:
+    if host.sight is Sight.ANSWERED and host.reborn and away_s < REBORN_S:
+        return Wait(f"node {term.node} is back in another place and will start its manager again")
+    if host.sight is Sight.ANSWERED and not host.reborn:
         return Wait(f"the launcher of node {term.node} is there and starts its manager again")
     if away_s < (REFUSED_S if dead else SILENT_S):
         return Wait(f"the machine of node {term.node} may come back")
+    # A launcher that was born again asks us, and counts for its node like any other.
     living = {me, *(node for node, each in answers.items() if each.sight is Sight.ANSWERED)} & roster.nodes
     if not is_majority(roster, living):
         count = f"{len(living)} of {len(roster.members)} machines"

@@ -25,9 +25,11 @@ from taskd.core.launch import LaunchSpec, ProgramKind
 from taskd.core.status import IncidentStatus
 from taskd.core.succession import Follow, Term
 from taskd.kit import jobs
+from taskd.kit.dictconfig import join_address
 from taskd.kit.machine import remove_tree
-from taskd.launcher.heir import Heir
+from taskd.launcher.heir import LOOKOUT_PORT, Heir
 from taskd.launcher.lookout import held_address
+from taskd.launcher.neighbourhood import Neighbourhood
 from taskd.launcher.notices import drop_missing_preloads, say, slow_imports_notice
 from taskd.launcher.places import NodeDirs, node_dirs, remove_scratch
 from taskd.launcher.roles import RoleProcess
@@ -37,6 +39,7 @@ from taskd.proxy.config import ProxyConfig
 
 MANAGER_START_S = 30.0
 GOODBYE_S = 5.0
+HAND_OVER_S = 2.0
 STOP_MARGIN_S = 15.0
 WARM_TORCH = "taskd.agent.torch.warm:warm"
 
@@ -49,6 +52,10 @@ class _Outcome:
     reason: str = ""
 
 
+class Rejoin(Exception):
+    """Begin again: what runs here has nothing to do, and the job is elsewhere."""
+
+
 class Launcher:
     """The launcher of one job."""
 
@@ -59,7 +66,8 @@ class Launcher:
         self._hosts = topology.hosts_manager
         self._external = external_manager
         self._token = os.environ.get("TASKD_TOKEN", "")
-        if not self._token and spec.max_nodes == spec.local_nodes and not external_manager:
+        alone = spec.max_nodes == spec.local_nodes and spec.pod is None
+        if not self._token and alone and not external_manager:
             self._token = secrets.token_hex(16)
         self._scratch = secrets.token_hex(3)
         self._run_id = secrets.token_hex(6)
@@ -69,7 +77,15 @@ class Launcher:
         self._heir: Heir | None = None
         if topology.standby_port is not None and not external_manager:
             standby = held_address(topology.standby_port)
-            self._heir = Heir(spec.job, self._token, topology.nodes[0].key, standby, self)
+            self._heir = Heir(
+                spec.job,
+                self._token,
+                topology.nodes[0].key,
+                standby,
+                self,
+                _neighbours(spec, topology, self._token),
+            )
+            self._heir.manager = topology.manager_addr if spec.pod is not None else ""
         self._dirs = {node.key: node_dirs(spec.job, node.key, self._scratch) for node in topology.nodes}
         self._manager: RoleProcess | None = None
         self._agents: dict[str, RoleProcess] = {}
@@ -81,6 +97,8 @@ class Launcher:
         self._signal_code = 0
         self._over = asyncio.Event()
         self._stops = 0
+        self._again = False
+        self._handed_over = False
         self._phase = ""
 
     async def run(self) -> int:
@@ -130,8 +148,10 @@ class Launcher:
             self._hosts = False
             heir.term, heir.manager = later.term, later.manager
             self._address = later.manager
-        elif self._hosts:
+        elif self._hosts or heir.inherits:
+            self._hosts = True
             heir.begin(self._run_id)
+            self._address = heir.manager
         self._watch = asyncio.ensure_future(heir.keep())
         self._keepers.append(self._watch)
 
@@ -174,6 +194,11 @@ class Launcher:
     def superseded(self, why: str) -> None:
         """End everything here: the job goes on elsewhere."""
         self._fatal_code = int(ExitCode.NODES_MISSING)
+        self._end_with(why)
+
+    def rejoin(self, why: str) -> None:
+        """End the roles here, which have no job yet, and begin again."""
+        self._again = True
         self._end_with(why)
 
     def tell(self, what: str) -> None:
@@ -350,6 +375,8 @@ class Launcher:
         say(f"{why}; stopping in order (once more ends at once)")
         self._signal_code = code
         undecided = self._heir is not None and self._heir.undecided
+        if self._leaves_others(sig):
+            self._hand_over()
         if self._manager is not None and not undecided:
             self._manager.tell(stop=why, code=code)
         else:
@@ -357,6 +384,18 @@ class Launcher:
                 agent.tell(stop=why, code=code)
         limit_s = self._spec.stop_grace_s + STOP_MARGIN_S
         asyncio.get_running_loop().call_later(limit_s, self._stop_at_last, f"{why} {limit_s:g} s ago")
+
+    def _leaves_others(self, sig: signal.Signals) -> bool:
+        """Tell whether only this pod goes: a cluster that takes the whole job away tells every pod."""
+        return sig is signal.SIGTERM and self._spec.pod is not None and self._spec.max_nodes > 1
+
+    def _hand_over(self) -> None:
+        """Let another pod host the manager; the others hear at once that it is gone from here."""
+        if self._heir is not None:
+            self._heir.leave()
+        if self._manager is not None:
+            self.stand_down()
+            self._handed_over = True
 
     def _stop_at_last(self, why: str) -> None:
         """End although the roles did not: whoever sent the signal will not wait for ever either."""
@@ -370,6 +409,8 @@ class Launcher:
         """Let agents show the last output and the manager write the last status; then say how it ended."""
         for role in self._roles():
             role.finished.set()
+        if self._again:
+            raise Rejoin(self._fatal)
         if self._fatal:
             say(self._fatal)
             return self._signal_code or self._fatal_code
@@ -377,6 +418,10 @@ class Launcher:
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline and any(role.alive for role in leaving):
             await asyncio.sleep(0.02)
+        if self._handed_over:
+            await asyncio.sleep(
+                HAND_OVER_S
+            )  # the others ask now, and hear that the manager is gone from here
         code = max((outcome.code or 0 for outcome in self._outcomes.values()), default=0)
         if self._manager is None and self._signal_code:
             code = self._signal_code
@@ -451,8 +496,12 @@ def run_job(spec: LaunchSpec) -> int:
         if spec.rdzv_backend == "c10d" and spec.max_nodes > spec.local_nodes:
             spec = replace(spec, master_addr="")  # rank 0 is wherever it comes up
         _port_from_env("TASKD_METRICS_PORT")
-        launcher_spec = replace(spec, manager_port=topology.manager_port)
-        return asyncio.run(_run(launcher_spec, topology))
+        while True:
+            try:
+                return asyncio.run(_run(replace(spec, manager_port=topology.manager_port), topology))
+            except Rejoin as reason:
+                say(str(reason))
+                topology = decide_topology(spec)
     except (LaunchError, jobs.JobLookupError) as error:
         say(str(error))
         return ExitCode.USAGE
@@ -461,6 +510,16 @@ def run_job(spec: LaunchSpec) -> int:
             raise
         say(f"{error.strerror}: {error.filename or jobs.base_dir()}; make room, or set TASKD_HOME")
         return ExitCode.USAGE
+
+
+def _neighbours(spec: LaunchSpec, topology: Topology, token: str) -> Neighbourhood | None:
+    """Return whom a pod can ask; in other places nobody has a name that stays."""
+    pod = spec.pod
+    if pod is None:
+        return None
+    leader = join_address(spec.master_addr, topology.manager_port)
+    hosts = topology.hosts_manager
+    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=hosts)
 
 
 async def _run(spec: LaunchSpec, topology: Topology) -> int:

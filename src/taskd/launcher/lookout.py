@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from taskd.core.succession import Answer, Roster, Sight, Term
+from taskd.core.succession import Answer, Candidate, Roster, Sight, Term
 from taskd.kit.dictconfig import join_address
 
 ANSWER_S = 1.0
@@ -24,6 +24,8 @@ class Question(msgspec.Struct):
 
     job: str
     token: str = ""
+    who: Candidate | None = None
+    """Where the launcher is that asks; one that was started again may be somewhere else than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,11 @@ class Word:
     term: Term = field(default_factory=Term)
     manager: str = ""
     roster: Roster | None = None
+    me: Candidate | None = None
 
 
 async def open_lookout(
-    host: str, port: int, job: str, token: str, word: Callable[[], Word]
+    host: str, port: int, job: str, token: str, word: Callable[[Candidate | None], Word]
 ) -> tuple[asyncio.Server, str]:
     """Answer questions at a port, or at any other if that one is taken; returns the address."""
 
@@ -46,7 +49,7 @@ async def open_lookout(
             async with asyncio.timeout(ANSWER_S):
                 question = msgspec.json.decode(await reader.readline(), type=Question)
                 if (question.job, question.token) == (job, token):
-                    writer.write(msgspec.json.encode(word()) + b"\n")
+                    writer.write(msgspec.json.encode(word(question.who)) + b"\n")
                     await writer.drain()
         except (OSError, TimeoutError, ValueError, msgspec.MsgspecError):
             pass
@@ -60,27 +63,36 @@ async def open_lookout(
     return server, join_address(host, server.sockets[0].getsockname()[1])
 
 
-async def ask(address: str, node: str, job: str, token: str) -> tuple[Answer, Roster | None]:
+async def ask(
+    address: str, node: str, job: str, token: str, who: Candidate | None = None
+) -> tuple[Answer, Roster | None]:
     """Ask the launcher of a node; never fails, and never takes much longer than a second."""
+    word = await ask_anyone(address, job, token, who)
+    if isinstance(word, Sight):
+        return Answer(word), None
+    if word.node != node:
+        return Answer(Sight.REFUSED), None
+    return Answer(Sight.ANSWERED, word.term, word.manager), word.roster
+
+
+async def ask_anyone(address: str, job: str, token: str, who: Candidate | None = None) -> Word | Sight:
+    """Ask whatever launcher is at an address or name; never fails, nor takes much more than a second."""
     host, _, port = address.rpartition(":")
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=LINE_LIMIT)
-            writer.write(msgspec.json.encode(Question(job, token)) + b"\n")
+            writer.write(msgspec.json.encode(Question(job, token, who)) + b"\n")
             line = await reader.readline()
-        word = msgspec.json.decode(line, type=Word)
+        return msgspec.json.decode(line, type=Word)
     except (ConnectionRefusedError, msgspec.MsgspecError):
         # Nobody is there, or somebody else.
-        return Answer(Sight.REFUSED), None
+        return Sight.REFUSED
     except (OSError, TimeoutError, ValueError):
-        return Answer(Sight.SILENT), None
+        return Sight.SILENT
     finally:
         if writer is not None:
             writer.close()
-    if word.node != node:
-        return Answer(Sight.REFUSED), None
-    return Answer(Sight.ANSWERED, word.term, word.manager), word.roster
 
 
 def held_address(holder: socket.socket) -> str:

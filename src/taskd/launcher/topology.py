@@ -6,6 +6,8 @@ import socket
 from dataclasses import dataclass
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, LaunchSpec
+from taskd.core.podplace import ADDRESS as POD_ADDRESS
+from taskd.core.podplace import PodPlace
 from taskd.kit.machine import is_port_free, reserve_port
 
 
@@ -46,6 +48,8 @@ class Topology:
 
 def decide_topology(spec: LaunchSpec) -> Topology:
     """Decide it from the flags and from what this machine is."""
+    if spec.pod is not None:
+        return _in_pod(spec, spec.pod)
     if spec.max_nodes == spec.local_nodes:
         return _one_machine(spec)
     if spec.rdzv_backend == "c10d":
@@ -89,6 +93,30 @@ def _fixed_ranks(spec: LaunchSpec) -> Topology:
     return Topology(
         hosts, host, port, (LocalNode(str(rank), rank, addr),), held, held or _standby(addr, host, port)
     )
+
+
+def _in_pod(spec: LaunchSpec, pod: PodPlace) -> Topology:
+    """Decide for a pod: it has an address of its own, and the manager begins in that of rank 0.
+
+    The leader's name is not resolved here: it may not exist yet, or still lead to a pod that is gone. Whoever
+    connects resolves it, each time anew.
+    """
+    port = spec.manager_port or DEFAULT_MANAGER_PORT
+    addr = spec.local_addr or pod.address or _resolve(pod.name)
+    hosts = spec.node_rank == 0 and not pod.spare
+    held = reserve_port(addr, port)
+    if held is None and hosts:
+        raise LaunchError(
+            f"the manager cannot listen on {addr}:{port}: the port is in use, or {POD_ADDRESS} is not this "
+            "pod's address; choose another with --manager-port in every pod, or correct it"
+        )
+    sidecar = os.environ.get("LOCAL_PROXY_ENABLE") == "on"
+    upstream = LOCAL_HOST if sidecar else spec.master_addr
+    node = LocalNode(str(spec.node_rank), spec.node_rank, addr)
+    if pod.spare:
+        node = LocalNode(f"standby-{pod.name.partition('.')[0]}", -1, addr, spare=True)
+    standby = None if sidecar and not hosts else held or reserve_port(addr, 0)
+    return Topology(hosts, addr if hosts else upstream, port, (node,), held, standby)
 
 
 def _meeting_point(spec: LaunchSpec) -> Topology:

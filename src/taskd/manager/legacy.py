@@ -9,6 +9,8 @@ turn the manager off there, because agents wait for it; it turns off process-lev
 the cluster's control plane. It is read the same way here: the manager starts the job and restarts it after a
 fault as a whole. ``TASKD_PROCESS_INTERVAL`` is the period of a polling loop that this manager does not have;
 any value is accepted and changes nothing.
+
+Where MindIO's package is installed, its controller runs beside the manager (``manager.ttp``).
 """
 
 import ipaddress
@@ -23,6 +25,7 @@ from taskd.kit.container import job_name, role_log
 from taskd.kit.dictconfig import DictConfigError, Kinds, get, parse_port, read_dict
 from taskd.kit.machine import is_port_free
 from taskd.manager.config import ManagerConfig
+from taskd.manager.ttp import open_bridge
 
 INIT = "init_taskd_manager"
 START = "start_taskd_manager"
@@ -147,6 +150,7 @@ def start_taskd_manager() -> bool:
         log.error("%s: the manager of this process runs already; start it once", START)
         return False
     _running = True
+    bridge = open_bridge(os.environ) if _settings.process_recovery else None
     try:
         return _serve(_settings.to_config(os.environ))
     except DictConfigError as error:
@@ -157,6 +161,8 @@ def start_taskd_manager() -> bool:
         log.exception("%s: the manager failed", START)
     finally:
         _running = False
+        if bridge is not None:
+            bridge.close()
     return False
 
 

@@ -64,6 +64,12 @@ class Office:
         """Tell whether this manager may have decided something already."""
         return self._mandate is None or self._mandate.elected
 
+    def is_replaced(self, hello: ProxyHello, now: float) -> bool:
+        """Tell whether a later launcher of that node is here: this one was given up, and comes back."""
+        here = self._candidates.get(hello.node)
+        fresh = now - self._heard.get(hello.node, now - 2 * FRESH_S) <= FRESH_S
+        return here is not None and hello.standby is not None and fresh and hello.standby.born < here.born
+
     def welcome(self, hello: ProxyHello, now: float) -> None:
         """Note a proxy that came."""
         self._heard[hello.node] = now

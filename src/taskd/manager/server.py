@@ -22,6 +22,7 @@ from taskd.core.exits import ExitCode
 from taskd.core.failures import Budget
 from taskd.core.incidents import describe_news
 from taskd.core.jobstate import (
+    Consult,
     Effect,
     Ending,
     EndJob,
@@ -80,11 +81,14 @@ from taskd.kit.failpoints import failpoint
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
 from taskd.kit.machine import boot_id
+from taskd.links.plane import PlaneAddress
 from taskd.links.rpc import ServerStream, serve_rpc
 from taskd.manager.calls import CallError, answer_call
 from taskd.manager.config import ManagerConfig
 from taskd.manager.history import load_history
 from taskd.manager.injection import Injector
+from taskd.manager.inquiries import Inquiries
+from taskd.manager.liaison import Liaison
 from taskd.manager.office import Office, begin_succession
 from taskd.manager.questions import pass_on
 from taskd.manager.view import Surroundings, make_status
@@ -104,7 +108,6 @@ from taskd.wire.envelope import (
 TICK_S, CALM_TICK_S = 0.2, 0.5
 STALL_S = 2.0
 STATUS_EVERY_S = 1.0
-CALL_LIMIT_S = 15.0
 LAST_WORDS_S = 0.2
 SOON_S = 0.005
 ASK_EVERY_S = 1.0
@@ -113,7 +116,9 @@ ASK_EVERY_S = 1.0
 class Manager:
     """One job's manager."""
 
-    def __init__(self, config: ManagerConfig, log: Log, lifeline: Lifeline) -> None:
+    def __init__(
+        self, config: ManagerConfig, log: Log, lifeline: Lifeline, plane: PlaneAddress | None = None
+    ) -> None:
         """Make a manager; ``run`` makes it work."""
         self._config = config
         self._log = log
@@ -123,7 +128,7 @@ class Manager:
         self.job = begin_succession(self.job, config.succession)
         self._office = Office(config, time.monotonic())
         self._held: list[Event] = []
-        self._said_alone = False
+        self._said_alone = config.succession is not None  # its launcher assumes it until it hears otherwise
         self._ticked_at = time.monotonic()
         self.port = 0
         self._boot_id = boot_id()
@@ -135,9 +140,9 @@ class Manager:
         self._asked: dict[str, float] = {}
         self._paused: frozenset[int] = frozenset()
         self._incidents: dict[int, IncidentStatus] = {}
-        self._order_waiters: dict[str, asyncio.Future[OrderDone]] = {}
-        self._worker_waiters: dict[str, tuple[set[str], dict[int, str], asyncio.Future[dict[int, str]]]] = {}
+        self._inquiries = Inquiries()
         self._injector = Injector(self, config.faults)
+        self._liaison = Liaison(plane, self, log) if plane is not None else None
         self._over = asyncio.Event()
         self._ending: Ending | None = None
 
@@ -160,6 +165,7 @@ class Manager:
         self._log.info("manager_started", port=self.port, incarnation=self.incarnation)
         ticker = asyncio.ensure_future(self._keep_time())
         over = asyncio.ensure_future(self._over.wait())
+        liaison = asyncio.ensure_future(self._liaison.run() if self._liaison else self._over.wait())
         try:
             await asyncio.wait({ticker, over}, return_when=asyncio.FIRST_COMPLETED)
             if ticker.done():
@@ -167,7 +173,7 @@ class Manager:
         finally:
             self._save_status()
             await asyncio.sleep(LAST_WORDS_S)
-            for task in (ticker, over):
+            for task in (ticker, over, liaison):
                 task.cancel()
             await server.stop(0.2)
         if self._ending is None:
@@ -176,7 +182,7 @@ class Manager:
 
     def request_stop(self, why: str, code: int, *, save: bool = False) -> None:
         """End the job in order; with ``save`` after a dump, where the job's strategies have that."""
-        self._apply(StopRequested(time.monotonic(), why, code, time.time(), save))
+        self.apply(StopRequested(time.monotonic(), why, code, time.time(), save))
 
     def agent_died(self, node: str, pid: int) -> None:
         """The launcher saw an agent of this machine end."""
@@ -196,7 +202,7 @@ class Manager:
             last = self._ticked_at = now
             self._check_office(now)
             self._check_leases(now)
-            self._apply(Ticked(now, time.time()))
+            self.apply(Ticked(now, time.time()))
             for node, channel in self._conversations.all():
                 for packet in channel.resend_due(now):
                     self._push(node, pack_packet(*self._heading(node), packet))
@@ -244,7 +250,7 @@ class Manager:
         channel = self._conversations.with_node(node)
         if channel is not None:
             self._conversations.end(node)
-            self._apply(NodeLost(now, time.time(), node, channel.peer, why))
+            self.apply(NodeLost(now, time.time(), node, channel.peer, why))
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -278,8 +284,7 @@ class Manager:
         now = time.monotonic()
         match message:
             case ProxyHello():
-                self._welcome(message, stream)
-                return message.node
+                return message.node if self._welcome(message, stream) else None
             case AgentGone():
                 self._log.warning("agent_gone", node=message.node)
                 channel = self._conversations.with_node(message.node)
@@ -289,7 +294,7 @@ class Manager:
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
                 if known is not None:
-                    self._apply(Reported(now, time.time(), node, known.incarnation, message))
+                    self.apply(Reported(now, time.time(), node, known.incarnation, message))
             case NotesWanted():
                 if self.job.plan is not None:  # otherwise it asks again
                     self._push(*pass_on(self.job.plan, envelope, message))
@@ -298,33 +303,39 @@ class Manager:
                 to = proxy_address(message.node)
                 self._push(message.node, pack(self._config.job, MANAGER, to, Ack(), sender=self.incarnation))
             case WorkerOrderDone():
-                self._gather(message)
+                self._inquiries.workers_answered(message)
             case FaultDue():
                 self._injector.due(message)
             case _:
                 self._log.warning("unexpected", kind=envelope.kind, src=envelope.src)
         return None
 
-    def _welcome(self, hello: ProxyHello, stream: ServerStream) -> None:
+    def _greeting(self, node: str, *, replaced: bool = False) -> Envelope:
+        """Say who manages; or, to a launcher that a later one has replaced, that it has to go."""
+        why = (
+            f"node {node} was started anew and the job goes on there; all of it here ends" if replaced else ""
+        )
+        message = Upstream(self.incarnation, term=self._office.term, replaced=why)
+        return pack(self._config.job, MANAGER, proxy_address(node), message, sender=self.incarnation)
+
+    def _welcome(self, hello: ProxyHello, stream: ServerStream) -> bool:
         old = self._streams.get(hello.node)
+        if old is not None and old is not stream and self._office.is_replaced(hello, time.monotonic()):
+            self._log.warning("refused", why="replaced by a later launcher of its node", node=hello.node)
+            stream.send(encode_envelope(self._greeting(hello.node, replaced=True)))
+            return False
         if old is not None and old is not stream:
             old.close()
         self._streams[hello.node] = stream
         self._proxy_pids[hello.node] = hello.pid
         self._office.welcome(hello, time.monotonic())
         self._log.info("proxy_joined", node=hello.node, pid=hello.pid)
-        greeting = pack(
-            self._config.job,
-            MANAGER,
-            proxy_address(hello.node),
-            Upstream(self.incarnation, term=self._office.term),
-            sender=self.incarnation,
-        )
-        stream.send(encode_envelope(greeting))
+        stream.send(encode_envelope(self._greeting(hello.node)))
         channel = self._conversations.with_node(hello.node)
         if channel is not None:
             for packet in channel.resend_all(time.monotonic()):
                 self._push(hello.node, pack_packet(*self._heading(hello.node), packet))
+        return True
 
     def _take_from_agent(self, envelope: Envelope) -> None:
         node = envelope.src.split("/", 1)[1]
@@ -367,23 +378,21 @@ class Manager:
             case Announce():
                 self._log.info("announced", node=node, phase=message.phase, generation=message.generation)
                 self._adopt(message)
-                self._apply(NodeAnnounced(now, stamp, incarnation, message))
+                self.apply(NodeAnnounced(now, stamp, incarnation, message))
             case WorkerExited():
                 if self._boot_of(node) != self._boot_id:
                     message = replace(message, noticed_at=now)
                 self._log.info("worker_exited", node=node, rank=message.rank, exit=message.exit)
-                self._apply(Reported(now, stamp, node, incarnation, message))
+                self.apply(Reported(now, stamp, node, incarnation, message))
             case OrderDone():
-                waiter = self._order_waiters.pop(message.order, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(message)
-                self._apply(Reported(now, stamp, node, incarnation, message))
+                self._inquiries.agent_answered(message)
+                self.apply(Reported(now, stamp, node, incarnation, message))
             case Beat():
                 mine = frozenset(message.steps)
                 self._paused = (self._paused - mine) | frozenset(message.paused)
-                self._apply(Reported(now, stamp, node, incarnation, message))
+                self.apply(Reported(now, stamp, node, incarnation, message))
             case WorkersStarted() | WorkersStopped() | Prepared():
-                self._apply(Reported(now, stamp, node, incarnation, message))
+                self.apply(Reported(now, stamp, node, incarnation, message))
             case _:
                 self._log.warning("unexpected", kind=type(message).__name__, node=node)
 
@@ -402,7 +411,8 @@ class Manager:
 
     # --- effects -----------------------------------------------------------------------------------------
 
-    def _apply(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
+        """Feed an event into the machine, and carry out what it says."""
         if not isinstance(event, StopRequested) and not self._decides(time.monotonic()):
             # Ticks, beats and what workers say come again; the rest is acted on when others are there.
             kept = NodeAnnounced | NodeLost | Report
@@ -412,7 +422,7 @@ class Manager:
         if self._held:
             held, self._held = self._held, []
             for each in held:
-                self._apply(each)
+                self.apply(each)
         before, decided = (self.job.phase, self.job.generation), self.job.ending is not None
         self.job, effects = machine.step(self.job, event)
         if self.job.ending is not None and not decided:
@@ -429,7 +439,12 @@ class Manager:
                 self.send_order(effect.node, effect.order)
             case SendWorkers():
                 self._tell_workers(effect.node, effect.message)
+            case Consult():
+                if self._liaison is not None:
+                    self._liaison.consult(effect)
             case RecordIncident():
+                if self._liaison is not None:
+                    self._liaison.recorded(effect.incident)
                 status = effect.incident.status()
                 self._incidents[status.number] = status
                 self._tell(status)
@@ -485,48 +500,19 @@ class Manager:
 
     async def order_agent(self, node: str, order: Inject) -> OrderDone:
         """Give an order to an agent and wait for its answer."""
-        waiter: asyncio.Future[OrderDone] = asyncio.get_running_loop().create_future()
-        self._order_waiters[order.order] = waiter
-        self.send_order(node, order)
-        try:
-            async with asyncio.timeout(CALL_LIMIT_S):
-                return await waiter
-        except TimeoutError:
-            return OrderDone(order.order, ok=False, detail=f"the agent of node {node} did not answer")
-        finally:
-            self._order_waiters.pop(order.order, None)
+        return await self._inquiries.ask_agent(node, order, self.send_order)
 
     async def order_workers(self, order: WorkerOrder, nodes: list[str]) -> dict[int, str]:
         """Give an order to workers of many nodes and gather what they answer."""
-        waiter: asyncio.Future[dict[int, str]] = asyncio.get_running_loop().create_future()
-        reachable = {node for node in nodes if node in self._streams}
-        results: dict[int, str] = {}
-        if not reachable:
-            return results
-        self._worker_waiters[order.order] = (reachable.copy(), results, waiter)
         # The order is encoded once; only the address differs from node to node.
         template = pack(
             self._config.job, MANAGER, "", order, sender=self.incarnation, generation=self.job.generation
         )
-        for node in sorted(reachable):
-            self._push(node, msgspec.structs.replace(template, dst=worker_address(node, -1)))
-        try:
-            async with asyncio.timeout(CALL_LIMIT_S):
-                return await waiter
-        except TimeoutError:
-            return results
-        finally:
-            self._worker_waiters.pop(order.order, None)
 
-    def _gather(self, done: WorkerOrderDone) -> None:
-        entry = self._worker_waiters.get(done.order)
-        if entry is None:
-            return
-        waiting, results, waiter = entry
-        waiting.discard(done.node)
-        results.update(done.results)
-        if not waiting and not waiter.done():
-            waiter.set_result(results)
+        def send(node: str) -> None:
+            self._push(node, msgspec.structs.replace(template, dst=worker_address(node, -1)))
+
+        return await self._inquiries.ask_workers(order, self._streams.keys() & set(nodes), send)
 
     # --- for people --------------------------------------------------------------------------------------
 
@@ -565,7 +551,7 @@ class Manager:
         why = why_not(self.job, request)
         if why:
             raise CallError(why)
-        self._apply(request)
+        self.apply(request)
         return self.job.incidents
 
     async def ping(self) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Mapping
 
@@ -9,7 +10,9 @@ from taskd.core.exits import ExitCode
 from taskd.core.jobstate import Ending
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
+from taskd.links.plane import PlaneAddress
 from taskd.manager.config import ManagerConfig
+from taskd.manager.liaison import find_plane
 from taskd.manager.metrics import expose
 from taskd.manager.server import Manager
 
@@ -18,7 +21,7 @@ SIGTERM_CODE = ExitCode.SIGNAL_BASE + signal.SIGTERM
 
 async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
     """Manage a job to its end."""
-    manager = Manager(config, log, lifeline)
+    manager = Manager(config, log, lifeline, _find_plane(log))
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
 
@@ -52,6 +55,15 @@ async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
         for task in (work, *others):
             task.cancel()
         await asyncio.gather(work, *others, return_exceptions=True)
+
+
+def _find_plane(log: Log) -> PlaneAddress | None:
+    """A plane that cannot be spoken with is no reason to let a job wait: it is told, and done without."""
+    try:
+        return find_plane(os.environ)
+    except ValueError as error:
+        log.warning("no_plane", why=str(error))
+        return None
 
 
 async def _serve_metrics(config: ManagerConfig, manager: Manager) -> None:

@@ -15,6 +15,7 @@ import secrets
 from collections import deque
 from dataclasses import dataclass, field
 
+from taskd.core.exits import ExitCode
 from taskd.core.messages import (
     MANAGER,
     AgentGone,
@@ -232,6 +233,10 @@ class Proxy:
         if isinstance(message, Roster):
             self._keep_roster(message)
         if not isinstance(message, Upstream):
+            return
+        if message.replaced:
+            self._lifeline.say(fatal=message.replaced, code=ExitCode.NODES_MISSING)
+            self._refused = True
             return
         if message.term < self._term:
             # It was the manager once, and does not know yet that it is not any more.

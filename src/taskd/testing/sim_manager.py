@@ -9,6 +9,7 @@ from taskd.core.delivery import Conversations, Packet
 from taskd.core.failures import Budget
 from taskd.core.incidents import close_left_open
 from taskd.core.jobstate import (
+    Consult,
     Effect,
     EndJob,
     Event,
@@ -227,6 +228,8 @@ class SimManager:
                 self._world.scheduler.after(LAST_WORDS_S, self._end)
             case Refuse():
                 self._world.note("manager", f"refuses node {effect.node}: {effect.why}")
+            case Consult():
+                self._world.note("manager", "asks a plane that is not in this world")
 
     def _push(self, node: str, packet: Packet[Message]) -> None:
         stream = self.streams.get(node)

@@ -290,7 +290,7 @@ class Worker:
 
     def _why_not(self, kind: FaultKind) -> str:
         """Say why a kind of fault cannot happen in this script; ``ok`` if it can."""
-        if kind is FaultKind.UCE and self.damage is None:
+        if kind in (FaultKind.UCE, FaultKind.DOUBT) and self.damage is None:
             return "it has registered no state that could be damaged"
         if kind is FaultKind.NETWORK and self.break_network is None:
             return "TaskD did not make its process group"
@@ -320,6 +320,9 @@ class Worker:
             case FaultKind.UCE:
                 what = self.damage() if self.damage is not None else "nothing was registered"
                 raise DeviceMemoryError(f"UCE ERROR: fault {fault.fault_id} at step {step} ({what})")
+            case FaultKind.DOUBT:
+                # Somebody who watches the device says so; the tensors may well be whole.
+                raise DeviceMemoryError(f"UCE ERROR: the device's memory is in doubt at step {step}")
             case FaultKind.NETWORK:
                 if self.break_network is not None:
                     log.info("taskd: fault %s broke %d connections", fault.fault_id, self.break_network())

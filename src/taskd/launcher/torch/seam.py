@@ -47,6 +47,8 @@ NEEDED = (
     "max_restarts",
 )
 REACH_S = 4.0
+KNOCK_S = 2.0
+START_S = 900.0
 TORCH_MONITOR_INTERVAL_S = 0.1
 
 Launch = Callable[..., dict[int, Any]]
@@ -102,7 +104,7 @@ def _launch(
     if os.environ.get("TASKD_PROCESS_ENABLE") == "off" or not isinstance(entrypoint, str):
         return original(config, entrypoint, args, *more, **named)
     host, port = _manager_address(config)
-    if not _reachable(host, port, REACH_S):
+    if not _reachable(host, port, _patience(config)):
         say(
             f"no manager answers at {host}:{port}, so torchrun goes on without TaskD; start manager.py on "
             "node 0, or set TASKD_PROCESS_ENABLE=off to silence this"
@@ -246,12 +248,29 @@ def _manager_address(config: Any) -> tuple[str, int]:  # noqa: ANN401
     return host, int(raw) if raw.isdigit() else DEFAULT_MANAGER_PORT
 
 
+def _patience(config: Any) -> float:  # noqa: ANN401
+    """Say for how long a manager is waited for.
+
+    Who exports TASKD_PROCESS_ENABLE=on, as the guides do, has one, but in a cluster its pod may start minutes
+    later; going on without it would leave half of the job with it and half without.
+    """
+    if os.environ.get("TASKD_PROCESS_ENABLE") != "on" or config.max_nodes == 1:
+        return REACH_S
+    return float(config.rdzv_configs.get("timeout", START_S))
+
+
 def _reachable(host: str, port: int, limit_s: float) -> bool:
     """Knock until somebody answers: manager.py may be started a moment after torchrun."""
     deadline = time.monotonic() + limit_s
+    tell_at = time.monotonic() + REACH_S
     while True:
+        if limit_s > REACH_S and time.monotonic() > tell_at:
+            say(f"no manager answers at {host}:{port} yet; waiting for it for up to {limit_s:g} s")
+            tell_at = deadline
         try:
-            with socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())):
+            with socket.create_connection(
+                (host, port), timeout=min(KNOCK_S, max(0.1, deadline - time.monotonic()))
+            ):
                 return True
         except OSError:
             if time.monotonic() + 0.1 > deadline:

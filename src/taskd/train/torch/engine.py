@@ -53,7 +53,7 @@ from taskd.train.torch.restoring import (
 )
 from taskd.train.torch.saver import Saver
 from taskd.train.torch.sharding import shard_key
-from taskd.train.torch.troubles import describe_trouble
+from taskd.train.torch.troubles import Replay, describe_trouble
 from taskd.train.torch.undo import Gradients, Undo
 from taskd.train.torch.wrapping import Handle
 from taskd.train.torch.zero import ShardedOptimizer
@@ -68,10 +68,6 @@ UNHEARD_S = 20.0
 EARLY_S = 10.0
 
 log = logging.getLogger("taskd")
-
-
-class Replay(Exception):
-    """The step must be computed again: not every rank holds its gradient."""
 
 
 class Engine:

@@ -6,6 +6,10 @@ from taskd.core.troubles import classify
 ERROR_LENGTH = 300
 
 
+class Replay(Exception):
+    """The step must be computed again: not every rank holds its gradient."""
+
+
 def describe_trouble(error: Exception, generation: int, rank: int, step: int) -> Trouble:
     """Say what it was, where, and of which kind."""
     kind = classify(type(error).__name__, str(error))

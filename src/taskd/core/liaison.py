@@ -1,0 +1,270 @@
+"""How the manager speaks with a control plane: its signals in, reports to it and events for the job out.
+
+One *episode* is one fault: it is reported, the plane says stop, asks what the training side can do, decides,
+and is told how that went. The plane may be ours or a stock ClusterD, whose stream ends after each episode,
+which sends ghosts of episodes that are over, lists without ranks, and one more ``exit`` after everything went
+well. So nothing is obeyed that does not fit what is under way here: what the plane says about a job in which
+nothing is wrong is noted and refused.
+
+The job is stopped for real when its recovery begins: its ranks cannot get past a dead one anyway, and a rank
+whose device is in doubt shall train on while somebody thinks. So a stop is confirmed at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from taskd.core.advice import GIVE_UP
+from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY
+
+OK, RETRY_FAILED, FAILED = 0, 405, 499
+MIGRATION = "migration"
+
+
+class SignalKind(StrEnum):
+    """What a signal of the plane is about."""
+
+    KEEP_ALIVE = "keep-alive"
+    KILL_MASTER = "killMaster"
+    STOP_TRAIN = "stopTrain"
+    GLOBAL_FAULT = "globalFault"
+    CHANGE_STRATEGY = "changeStrategy"
+    SAVE_AND_EXIT = "saveAndExit"
+    FAULT_NODES_EXIT = "faultNodesExit"
+    HOT_SWITCH = "hot-switch"
+    PAUSE_START_AGENT = "pauseStartAgent"
+    CONTINUE_START_AGENT = "continueStartAgent"
+    PRE_EXIT_PROCESS = "preExitProcess"
+
+
+PAUSE = "pause_train"
+PREPARE, ABANDON, STANDBY_RUNS = "hot switch", "stop switch", "new pod running"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One signal, as it came; ranks are pairs of rank and kind of fault."""
+
+    uuid: str
+    kind: str
+    actions: tuple[str, ...] = ()
+    ranks: tuple[tuple[int, str], ...] = ()
+    strategy: str = ""
+    nodes: tuple[int, ...] = ()
+    extra: str = ""
+
+
+class Stage(StrEnum):
+    """How far an episode is."""
+
+    QUIET = "quiet"
+    ASKED = "asked"
+    DECIDED = "decided"
+    SWITCHING = "switching"
+    SWITCHED = "switched"
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What is under way between a job and its plane."""
+
+    stage: Stage = Stage.QUIET
+    uuid: str = ""
+    strategy: str = ""
+    ranks: tuple[tuple[int, str], ...] = ()
+
+
+# --- what is done ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFault:
+    """Tell the plane which ranks are hurt."""
+
+    ranks: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStopped:
+    """Tell the plane that the training stands, or will not."""
+
+    code: int
+    info: str
+    ranks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOffers:
+    """Tell the plane what the training side can do; ``strategies`` empty: whatever the job can do now."""
+
+    ranks: tuple[tuple[int, str], ...] = ()
+    strategies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOutcome:
+    """Tell the plane how its decision went."""
+
+    code: int
+    info: str
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the job of a fault that it has not felt."""
+
+    ranks: tuple[tuple[int, str], ...]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advise:
+    """Tell the job what was decided."""
+
+    strategy: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAndLeave:
+    """Have the state written and the job ended."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRanks:
+    """Move the node of these ranks to the standby that runs now."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Nothing fits; say so in the log."""
+
+    why: str
+
+
+Deed = (
+    ReportFault
+    | ReportStopped
+    | ReportOffers
+    | ReportOutcome
+    | Warn
+    | Advise
+    | SaveAndLeave
+    | MoveRanks
+    | Ignore
+)
+Outcome = tuple[Talk, tuple[Deed, ...]]
+
+
+# --- the job's side --------------------------------------------------------------------------------------
+
+
+def ask(talk: Talk, ranks: Sequence[tuple[int, str]]) -> Outcome:
+    """The job has a fault, or learned more of it."""
+    told = tuple(sorted(ranks))
+    return replace(talk, stage=Stage.ASKED, ranks=told), (ReportFault(told),)
+
+
+def settle(talk: Talk, *, recovered: bool, why: str) -> Outcome:
+    """The job got over its fault, or the strategy did not reach; the plane is told what became of it."""
+    if talk.stage is Stage.DECIDED:
+        failed = RETRY_FAILED if talk.strategy == RETRY else FAILED
+        outcome = ReportOutcome(OK if recovered else failed, why, talk.strategy)
+        return Talk(), (outcome,)
+    if talk.stage is Stage.ASKED:
+        # The job went on without waiting. A plane that speaks of this episode later is told nothing new.
+        return Talk(), (Ignore(f"the episode ended without a decision of the plane: {why}"),)
+    return talk, ()
+
+
+def switched(talk: Talk, *, done: bool, why: str) -> Outcome:
+    """The move of ranks came to its end."""
+    if talk.stage is not Stage.SWITCHING:
+        return talk, ()
+    if done:
+        return replace(talk, stage=Stage.SWITCHED), (ReportOffers(talk.ranks, (MIGRATION, "exit")),)
+    return Talk(), (ReportOffers(talk.ranks, ("exit",)), Ignore(f"the move was called off: {why}"))
+
+
+# --- the plane's side ------------------------------------------------------------------------------------
+
+
+def hear(talk: Talk, signal: Signal) -> Outcome:
+    """Return what a signal means here."""
+    match signal.kind:
+        case SignalKind.KEEP_ALIVE | SignalKind.PAUSE_START_AGENT | SignalKind.CONTINUE_START_AGENT:
+            return talk, ()
+        case SignalKind.STOP_TRAIN:
+            return _stop(talk, signal)
+        case SignalKind.PRE_EXIT_PROCESS:
+            if not signal.ranks:
+                return talk, (Ignore("a warning without ranks"),)
+            return talk, (Warn(signal.ranks, _describe(signal)),)
+        case SignalKind.GLOBAL_FAULT:
+            if talk.stage is Stage.QUIET or not signal.uuid:
+                return talk, (Ignore("a fault of an episode that is over"),)
+            return replace(talk, uuid=signal.uuid), (ReportOffers(signal.ranks or talk.ranks),)
+        case SignalKind.CHANGE_STRATEGY:
+            return _decide(talk, signal)
+        case SignalKind.KILL_MASTER:
+            if talk.stage is not Stage.ASKED:
+                return talk, (Ignore("the plane gives up a job in which nothing is wrong"),)
+            return Talk(), (Advise(GIVE_UP),)
+        case SignalKind.SAVE_AND_EXIT:
+            return Talk(), (SaveAndLeave("the control plane wants the job saved and ended"),)
+        case SignalKind.HOT_SWITCH:
+            return _switch(talk, signal)
+        case SignalKind.FAULT_NODES_EXIT:
+            return talk, (Ignore("elastic training is not built"),)
+        case _:
+            return talk, (Ignore(f"signal {signal.kind!r} is not known"),)
+
+
+def _stop(talk: Talk, signal: Signal) -> Outcome:
+    stopped = ReportStopped(OK, "the ranks stand", signal.ranks or talk.ranks)
+    if PAUSE in signal.actions:
+        return replace(talk, uuid=signal.uuid), (replace(stopped, ranks=()),)
+    if talk.stage in (Stage.ASKED, Stage.DECIDED):
+        return replace(talk, stage=Stage.ASKED, uuid=signal.uuid), (stopped,)
+    if not signal.ranks:
+        return talk, (stopped, Ignore("a stop without ranks, and nothing is wrong here"))
+    asked = replace(talk, stage=Stage.ASKED, uuid=signal.uuid, ranks=signal.ranks)
+    return asked, (Warn(signal.ranks, _describe(signal)), stopped)
+
+
+def _decide(talk: Talk, signal: Signal) -> Outcome:
+    strategy = signal.strategy
+    if strategy == "continue":
+        return Talk(), (ReportOutcome(OK, "goes on", strategy),)
+    if strategy == MIGRATION:
+        if talk.stage is not Stage.SWITCHED:
+            return talk, (Ignore("a migration that was not prepared"),)
+        return Talk(), (ReportOutcome(OK, "the ranks were moved", MIGRATION),)
+    if talk.stage is not Stage.ASKED:
+        return talk, (Ignore(f"{strategy} for an episode that is over"),)
+    told = replace(talk, stage=Stage.DECIDED, strategy=strategy)
+    if strategy == RECOVER and signal.extra == RECOVER_IN_PLACE:
+        strategy = RECOVER_IN_PLACE
+    ranks = tuple(rank for rank, _ in signal.ranks or talk.ranks)
+    return told, (Advise(strategy, ranks, signal.nodes),)
+
+
+def _switch(talk: Talk, signal: Signal) -> Outcome:
+    if PREPARE in signal.actions:
+        return Talk(Stage.SWITCHING, signal.uuid, ranks=signal.ranks), ()
+    if talk.stage is not Stage.SWITCHING:
+        return talk, (Ignore(f"{', '.join(signal.actions)}, and no switch is under way"),)
+    if STANDBY_RUNS in signal.actions:
+        return talk, (MoveRanks(tuple(rank for rank, _ in talk.ranks)),)
+    return Talk(), (Ignore("the plane called the switch off"),)
+
+
+def _describe(signal: Signal) -> str:
+    names = ", ".join(str(rank) for rank, _ in signal.ranks)
+    return f"the control plane reports a fault of the device of rank {names}"

@@ -1,0 +1,295 @@
+"""The manager's side of the control plane: keeps the connection, carries deeds of ``core.liaison`` out.
+
+The training never waits for this: a plane that cannot be reached is tried again in the background, and as
+long as it is away the job's own machine decides alone.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, assert_never
+
+from taskd.core import liaison as talks
+from taskd.core.consulting import FaultType, offers
+from taskd.core.exits import ExitCode
+from taskd.core.incidents import RECOVERING, SWITCH, SWITCHED, Incident
+from taskd.core.jobstate import Advised, Consult, Event, Job, PlaneChanged, SwitchRequested, Warned
+from taskd.core.launch import FaultKind
+from taskd.core.messages import WorkerOrder
+from taskd.core.status import JobPhase
+from taskd.core.switching import why_not
+from taskd.kit.logs import Log
+from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, connect_plane
+
+PORT = 8899
+CONNECT_S = 3.0
+# How long a decision may take. Ours answers in milliseconds; a ClusterD waits for 11 s as a rule, and a rank
+# whose step failed waits for 30 s at most.
+OURS_S, STOCK_S = 2.0, 25.0
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+STANDBY_S, LOOK_S = 60.0, 0.1
+TRIES = 3
+
+
+def find_plane(environ: Mapping[str, str]) -> PlaneAddress | None:
+    """Read from the environment where the job's control plane is; None where there is none."""
+    if environ.get("TASKD_PROCESS_ENABLE") == "off":
+        return None
+    job_id = environ.get("MINDX_TASK_ID", "")
+    host = "127.0.0.1" if environ.get("LOCAL_PROXY_ENABLE") == "on" else environ.get("MINDX_SERVER_IP", "")
+    address = environ.get("TASKD_PLANE") or (f"{host}:{PORT}" if host else "")
+    if not address or not job_id:
+        return None
+    directory = environ.get("TASKD_PLANE_CERTS", "")
+    if not directory:
+        return PlaneAddress(address, job_id)
+    try:
+        ca, certificate, key = (
+            (Path(directory) / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")
+        )
+    except OSError as error:
+        raise PlaneConfigError(f"TASKD_PLANE_CERTS: {error}") from error
+    return PlaneAddress(address, job_id, ca, certificate, key)
+
+
+class PlaneConfigError(ValueError):
+    """The environment names a plane that cannot be spoken with so."""
+
+
+class Hands(Protocol):
+    """What the liaison needs of a manager."""
+
+    job: Job
+
+    def apply(self, event: Event) -> None:
+        """Feed an event into the job's machine."""
+        ...
+
+    def request_stop(self, why: str, code: int, *, save: bool = False) -> None:
+        """End the job in order."""
+        ...
+
+    async def order_workers(self, order: WorkerOrder, nodes: list[str]) -> dict[int, str]:
+        """Give an order to workers and wait."""
+        ...
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was last seen of the job, to notice what changed."""
+
+    incident: int = 0
+    over: bool = True
+
+
+class Liaison:
+    """Speaks with the plane for one job."""
+
+    def __init__(self, place: PlaneAddress, hands: Hands, log: Log) -> None:
+        """Know whom to call; ``run`` does it."""
+        self._place = place
+        self._hands = hands
+        self._log = log
+        self._talk = talks.Talk()
+        self._link: PlaneLink | None = None
+        self._reports: deque[tuple[talks.Deed, str]] = deque()
+        self._more = asyncio.Event()
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._untold: deque[Incident] = deque(maxlen=16)
+        self._seen = _Seen()
+
+    # --- the connection ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep in touch until cancelled."""
+        failures, told = 0, ""
+        while True:
+            try:
+                async with connect_plane(self._place, CONNECT_S) as link:
+                    await link.begin()
+                    failures, told = 0, ""
+                    self._log.info("plane_joined", address=self._place.address, ours=link.ours)
+                    await self._stay(link)
+            except PlaneError as error:
+                failures += 1
+                if str(error) != told:
+                    self._log.warning("plane_unreachable", why=str(error))
+                    told = str(error)
+            self._leave()
+            await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+
+    async def _stay(self, link: PlaneLink) -> None:
+        sender = asyncio.ensure_future(self._send())
+        try:
+            while True:
+                self._link = link
+                limit_s = OURS_S if link.ours else STOCK_S
+                self._hands.apply(PlaneChanged(time.monotonic(), time.time(), limit_s))
+                self._tell_later()
+                self._more.set()
+                async for signal in link.signals():
+                    if signal.kind != talks.SignalKind.KEEP_ALIVE:
+                        self._log.info("plane_signal", signal=signal)
+                    self._do(*talks.hear(self._talk, signal))
+                # A ClusterD ends the stream after each episode and forgets what comes before the next one.
+                await link.begin()
+        finally:
+            sender.cancel()
+
+    def _leave(self) -> None:
+        if self._link is not None:
+            self._link = None
+            self._hands.apply(PlaneChanged(time.monotonic(), time.time(), 0.0))
+        self._reports.clear()
+        self._talk = talks.Talk()
+
+    # --- the job's side ----------------------------------------------------------------------------------
+
+    def consult(self, question: Consult) -> None:
+        """Put a question of the machine."""
+        self._do(*talks.ask(self._talk, question.ranks))
+
+    def recorded(self, incident: Incident) -> None:
+        """An incident changed: a fault is over, or a move."""
+        over = incident.outcome != RECOVERING
+        if (self._seen.incident, self._seen.over) == (incident.number, over):
+            return
+        self._seen = _Seen(incident.number, over)
+        if not over:
+            return
+        if incident.kind == SWITCH:
+            self._do(*talks.switched(self._talk, done=incident.outcome == SWITCHED, why=incident.outcome))
+            return
+        recovered = incident.outcome == "recovered"
+        before = self._talk
+        self._do(*talks.settle(self._talk, recovered=recovered, why=f"{incident.reason}: {incident.outcome}"))
+        if before.stage is not talks.Stage.DECIDED:
+            self._untold.append(incident)
+            self._tell_later()
+
+    def _tell_later(self) -> None:
+        """Tell a plane that was away of what the job did by itself."""
+        if self._link is None or not self._link.ours:
+            return
+        while self._untold:
+            incident = self._untold.popleft()
+            code = talks.OK if incident.outcome == "recovered" else talks.FAILED
+            said = f"without the control plane: {incident.reason}: {incident.outcome}"
+            self._reports.append((talks.ReportOutcome(code, said, incident.strategy), ""))
+        self._more.set()
+
+    # --- deeds -------------------------------------------------------------------------------------------
+
+    def _do(self, talk: talks.Talk, deeds: tuple[talks.Deed, ...]) -> None:
+        uuid = talk.uuid or self._talk.uuid
+        self._talk = talk
+        for deed in deeds:
+            match deed:
+                case (
+                    talks.ReportFault() | talks.ReportStopped() | talks.ReportOffers() | talks.ReportOutcome()
+                ):
+                    self._reports.append((deed, uuid))
+                    self._more.set()
+                case talks.Warn():
+                    self._warn(deed)
+                case talks.Advise():
+                    self._hands.apply(self._advice(deed))
+                    self._check_followed()
+                case talks.SaveAndLeave():
+                    self._hands.request_stop(deed.why, ExitCode.FAILED, save=True)
+                case talks.MoveRanks():
+                    self._begin(self._move(deed.ranks))
+                case talks.Ignore():
+                    self._log.info("plane_refused", why=deed.why)
+                case _:
+                    assert_never(deed)
+
+    def _advice(self, deed: talks.Advise) -> Advised:
+        stock = self._link is None or not self._link.ours
+        now, stamp = time.monotonic(), time.time()
+        return Advised(now, stamp, deed.strategy, deed.ranks, deed.nodes, end_agents=stock)
+
+    def _warn(self, warning: talks.Warn) -> None:
+        """Let the ranks whose memory is in doubt say so themselves; the machine hears of the others."""
+        doubted = tuple(rank for rank, kind in warning.ranks if kind == FaultType.MEMORY)
+        others = tuple(each for each in warning.ranks if each[1] != FaultType.MEMORY)
+        if others:
+            self._hands.apply(Warned(time.monotonic(), time.time(), others, warning.what))
+        elif doubted and self._hands.job.consulting is None:
+            self._begin(self._doubt(doubted))
+
+    async def _doubt(self, ranks: tuple[int, ...]) -> None:
+        plan = self._hands.job.plan
+        for rank in ranks:
+            place = plan.place_of_rank(rank) if plan else None
+            if place is None:
+                continue
+            name = f"doubt/{secrets.token_hex(4)}"
+            args = {"id": name, "kind": FaultKind.DOUBT.value, "step": "-1", "here": "1"}
+            answers = await self._hands.order_workers(WorkerOrder(name, "fault", (rank,), args), [place.node])
+            self._log.info("memory_in_doubt", rank=rank, answer=answers.get(rank, "none"))
+
+    async def _move(self, ranks: tuple[int, ...]) -> None:
+        """Begin the move as soon as the standby has announced itself."""
+        plan = self._hands.job.plan
+        places = {plan.place_of_rank(rank) for rank in ranks} if plan else set()
+        place = next(iter(places)) if len(places) == 1 else None
+        why = "its ranks are not all of one node"
+        for _ in range(int(STANDBY_S / LOOK_S) if place is not None else 0):
+            request = SwitchRequested(
+                time.monotonic(), time.time(), node_rank=place.node_rank if place else -1
+            )
+            why = why_not(self._hands.job, request)
+            if not why:
+                self._hands.apply(request)
+                return
+            await asyncio.sleep(LOOK_S)
+        self._do(*talks.switched(self._talk, done=False, why=why))
+
+    def _check_followed(self) -> None:
+        """Tell at once where a decision led elsewhere: nothing is left to wait for."""
+        phase = self._hands.job.phase
+        if phase in (JobPhase.STOPPING, JobPhase.SAVING) and self._talk.strategy in ("retry", "recover"):
+            self._do(*talks.settle(self._talk, recovered=False, why=self._hands.job.reason))
+
+    def _begin(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self) -> None:
+        """Send reports, one after the other; what is refused is told and not repeated."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            while self._reports and self._link is not None:
+                await self._send_one(self._link, *self._reports.popleft())
+
+    async def _send_one(self, link: PlaneLink, report: talks.Deed, uuid: str) -> None:
+        for pause_s in PAUSES_S[:TRIES]:
+            try:
+                status = await self._report(link, report, uuid)
+            except PlaneError as error:
+                self._log.warning("plane_report_failed", report=type(report).__name__, why=str(error))
+                await asyncio.sleep(pause_s)
+                continue
+            self._log.info("plane_told", report=report, status=status)
+            return
+
+    async def _report(self, link: PlaneLink, report: talks.Deed, uuid: str) -> object:
+        match report:
+            case talks.ReportFault():
+                return await link.report_fault(report.ranks)
+            case talks.ReportStopped():
+                return await link.report_stopped(report.code, report.info, report.ranks, uuid)
+            case talks.ReportOffers():
+                found = report.strategies or offers(self._hands.job)
+                return await link.report_offers(report.ranks, found, uuid)
+            case talks.ReportOutcome():
+                return await link.report_outcome(report.code, report.info, report.strategy, uuid)
+            case _:
+                raise AssertionError(f"{report} is no report")

@@ -1,0 +1,234 @@
+"""The conversation with a control plane: ours, and a stock ClusterD with all that was observed of one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskd.core.liaison import (
+    Advise,
+    Deed,
+    Ignore,
+    MoveRanks,
+    ReportFault,
+    ReportOffers,
+    ReportOutcome,
+    ReportStopped,
+    SaveAndLeave,
+    Signal,
+    Stage,
+    Talk,
+    Warn,
+    ask,
+    hear,
+    settle,
+    switched,
+)
+
+DEAD = ((1, "1"),)
+STOP = Signal("u1", "stopTrain", ("stop_train",), DEAD)
+GLOBAL = Signal("u1", "globalFault", ("on_global_rank", "fault_nodes_exit"), DEAD, nodes=(1,))
+
+
+class Play:
+    """A talk on a stage: what was done is written down."""
+
+    def __init__(self) -> None:
+        self.talk = Talk()
+        self.deeds: list[Deed] = []
+
+    def ask(self, *ranks: tuple[int, str]) -> None:
+        self.talk, deeds = ask(self.talk, ranks)
+        self.deeds.extend(deeds)
+
+    def hear(self, *signals: Signal) -> None:
+        for signal in signals:
+            self.talk, deeds = hear(self.talk, signal)
+            self.deeds.extend(deeds)
+
+    def settle(self, *, recovered: bool = True) -> None:
+        self.talk, deeds = settle(self.talk, recovered=recovered, why="as it went")
+        self.deeds.extend(deeds)
+
+    def obeyed(self) -> list[Deed]:
+        return [deed for deed in self.deeds if not isinstance(deed, Ignore)]
+
+
+def change(strategy: str, extra: str = "", nodes: tuple[int, ...] = ()) -> Signal:
+    return Signal("u1", "changeStrategy", ("change_strategy",), DEAD, strategy, nodes, extra)
+
+
+def test_a_recovery_in_place_from_report_to_result() -> None:
+    """The wire says recover with a parameter; the job hears recover-in-place."""
+    play = Play()
+    play.ask(*DEAD)
+    play.hear(STOP, GLOBAL, change("recover", "recover-in-place", nodes=(1,)))
+    play.settle()
+
+    assert [
+        ReportFault(DEAD),
+        ReportStopped(0, "the ranks stand", DEAD),
+        ReportOffers(DEAD),
+        Advise("recover-in-place", (1,), (1,)),
+        ReportOutcome(0, "as it went", "recover"),
+    ] == play.deeds
+    assert Talk() == play.talk
+
+
+def test_a_retry_that_fails_may_be_followed_by_another_strategy() -> None:
+    """405 asks the plane for the next one; it stops again and decides again, in the same episode."""
+    play = Play()
+    play.ask((1, "0"))
+    play.hear(STOP, GLOBAL, change("retry"))
+    play.settle(recovered=False)
+
+    assert ReportOutcome(405, "as it went", "retry") == play.deeds[-1]
+
+
+def test_a_fault_that_only_the_plane_sees_is_told_to_the_job() -> None:
+    """A stop without a report before it, and the warning that a ClusterD sends for hardware."""
+    play = Play()
+    play.hear(STOP)
+    assert [
+        Warn(DEAD, "the control plane reports a fault of the device of rank 1"),
+        ReportStopped(0, "the ranks stand", DEAD),
+    ] == play.deeds
+    early = Play()
+    early.hear(Signal("u0", "preExitProcess", ("pre exit process",), DEAD, nodes=(1,)))
+    assert [Warn(DEAD, "the control plane reports a fault of the device of rank 1")] == early.deeds
+
+
+def test_ghosts_are_refused() -> None:
+    """What a ClusterD says of an episode that is over, or without ranks and names, does nothing."""
+    play = Play()
+    play.hear(
+        Signal("", "globalFault", ("on_global_rank",)),
+        change("exit", "dump_exit", nodes=(1,)),
+        Signal("u9", "killMaster"),
+        Signal("u9", "preExitProcess", ("pre exit process",)),
+        Signal("u9", "hot-switch", ("new pod running",)),
+        change("migration"),
+        Signal("u9", "somethingNew"),
+    )
+
+    assert [] == play.obeyed()
+    assert Talk() == play.talk
+
+
+def test_a_stop_without_ranks_is_confirmed_and_harms_nothing() -> None:
+    """A storm of faults at a ClusterD erases lists; whoever waits for the answer gets it."""
+    play = Play()
+    play.hear(Signal("u1", "stopTrain", ("stop_train",)))
+
+    assert [ReportStopped(0, "the ranks stand", ())] == play.obeyed()
+
+
+def test_a_job_that_did_not_wait_has_nothing_to_report_to_a_late_decision() -> None:
+    """The decision of an episode that ended alone is refused."""
+    play = Play()
+    play.ask(*DEAD)
+    play.hear(STOP)
+    play.settle()
+    play.hear(GLOBAL, change("recover"))
+
+    assert [ReportFault(DEAD), ReportStopped(0, "the ranks stand", DEAD)] == play.obeyed()
+
+
+def test_a_plane_that_gives_up_is_followed_where_something_is_wrong() -> None:
+    """The whole job is rescheduled then."""
+    play = Play()
+    play.ask(*DEAD)
+    play.hear(Signal("u1", "killMaster"))
+
+    assert Advise("killMaster") == play.deeds[-1]
+
+
+def test_a_dump_is_asked_for_by_name() -> None:
+    """Jobs that have no other strategy are told to save and leave."""
+    play = Play()
+    play.hear(Signal("u1", "saveAndExit", ("save_and_exit",), nodes=(1,)))
+
+    assert [SaveAndLeave("the control plane wants the job saved and ended")] == play.deeds
+
+
+def test_a_hot_switch_in_three_signals() -> None:
+    """Prepared, the standby runs, the ranks are moved, the old pod goes, the end is confirmed."""
+    play = Play()
+    ranks = ((2, "1"), (3, "1"))
+    play.hear(
+        Signal("u1", "hot-switch", ("hot switch",), ranks), Signal("u1", "hot-switch", ("new pod running",))
+    )
+    assert [MoveRanks((2, 3))] == play.deeds
+    play.talk, deeds = switched(play.talk, done=True, why="switched")
+    play.deeds.extend(deeds)
+    play.hear(change("migration"))
+
+    assert ReportOffers(ranks, ("migration", "exit")) == play.deeds[1]
+    assert ReportOutcome(0, "the ranks were moved", "migration") == play.deeds[2]
+
+
+def test_a_hot_switch_that_is_called_off_leaves_nothing() -> None:
+    """By the plane, or because the move did not come about here."""
+    by_plane = Play()
+    by_plane.hear(
+        Signal("u1", "hot-switch", ("hot switch",), DEAD), Signal("", "hot-switch", ("stop switch",))
+    )
+    assert Talk() == by_plane.talk
+    here = Play()
+    here.hear(Signal("u1", "hot-switch", ("hot switch",), DEAD))
+    talk, deeds = switched(here.talk, done=False, why="there is no spare node")
+    assert Talk() == talk
+    assert ReportOffers(DEAD, ("exit",)) in deeds
+
+
+KINDS = (
+    "stopTrain",
+    "globalFault",
+    "changeStrategy",
+    "killMaster",
+    "hot-switch",
+    "preExitProcess",
+    "keep-alive",
+)
+ACTIONS = ("stop_train", "pause_train", "hot switch", "new pod running")
+SIGNALS = st.builds(
+    Signal,
+    st.sampled_from(["", "u1", "u2"]),
+    st.sampled_from(
+        [
+            "stopTrain",
+            "globalFault",
+            "changeStrategy",
+            "killMaster",
+            "hot-switch",
+            "preExitProcess",
+            "keep-alive",
+        ]
+    ),
+    st.lists(st.sampled_from(["stop_train", "pause_train", "hot switch", "new pod running"]), max_size=2).map(
+        tuple
+    ),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from("012")), max_size=2).map(tuple),
+    st.sampled_from(["", "retry", "recover", "dump", "exit", "migration", "continue"]),
+)
+
+
+@given(st.lists(st.one_of(SIGNALS, st.booleans(), st.just("ask")), max_size=20))
+def test_the_job_is_advised_only_about_what_it_asked(course: list[Signal | bool | str]) -> None:
+    """In any order of signals: one advice an open question at most; a fault of the job always opens one."""
+    talk, is_open = Talk(), False
+    for event in course:
+        if isinstance(event, Signal):
+            before = talk.stage
+            talk, deeds = hear(talk, event)
+            for deed in deeds:
+                if isinstance(deed, Advise):
+                    assert before is Stage.ASKED
+                    assert is_open
+                    is_open = False
+                is_open = is_open or isinstance(deed, Warn) or talk.stage is Stage.ASKED
+        elif isinstance(event, bool):
+            talk, deeds = settle(talk, recovered=event, why="")
+            is_open = talk.stage is Stage.ASKED
+        else:
+            talk, deeds = ask(talk, DEAD)
+            is_open = True
+            assert Stage.ASKED is talk.stage

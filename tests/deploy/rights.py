@@ -6,7 +6,7 @@ GRANTED = {
     "ascendjobs.mindxdl.gitee.com/status": {"patch"},
     "ascendjobs.mindxdl.gitee.com/finalizers": {"update"},
     "pods": {"get", "list", "watch", "create", "patch", "delete"},
-    "services": {"get", "list", "watch", "create", "patch"},
+    "services": {"get", "list", "watch", "create", "patch", "delete"},
     "configmaps": {"get", "create", "patch"},
     "events": {"create", "patch"},
     "podgroups.scheduling.volcano.sh": {"list", "watch", "create", "patch", "delete"},

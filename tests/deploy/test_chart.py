@@ -56,6 +56,22 @@ def test_the_derived_files_are_up_to_date(helm: Path, monkeypatch: pytest.Monkey
     assert [] == stale
 
 
+def test_the_plane_comes_with_its_port_rights_and_names(helm: Path) -> None:
+    """Where it is switched on; without certificates only if that is said."""
+    objects = render(helm, "plane.enabled=true", "plane.certificates=keys")
+    (container,) = pod_of(objects)["containers"]
+
+    assert {"--plane", "--plane-certificates=/etc/taskd/plane"} <= set(container["args"])
+    assert {"name": "plane", "containerPort": 8899} in container["ports"]
+    assert "plane" == find(objects, "Service", "taskd-plane")["spec"]["ports"][0]["targetPort"]
+    alias = find(objects, "Service", "clusterd-grpc-svc")
+    assert ("mindx-dl", "ExternalName") == (alias["metadata"]["namespace"], alias["spec"]["type"])
+    assert ["configmaps"] == find(objects, "ClusterRole", "taskd-plane")["rules"][0]["resources"]
+    assert not [each for each in render(helm) if each["metadata"]["name"] == "taskd-plane"]
+    with pytest.raises(manifests.Unrendered, match=r"name a Secret in plane\.certificates"):
+        render(helm, "plane.enabled=true")
+
+
 def test_the_kustomize_base_and_the_chart_install_the_same(helm: Path) -> None:
     """Object by object and field by field, but for the namespace and the label that names the tool."""
     base = by_identity(load(kustomize(BASE)))

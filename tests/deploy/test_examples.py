@@ -22,6 +22,12 @@ GUIDES = {
         {"recover-strategy": "recover-in-place"},
     ),
     "pytorch_online_recovery.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "retry"}),
+    "pytorch_dump.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "dump"}),
+    "pytorch_exit.yaml": ({"fault-scheduling": "grace"}, {"recover-strategy": "exit"}),
+    "pytorch_all_strategies.yaml": (
+        {"fault-scheduling": "grace"},
+        {"recover-strategy": "retry,recover-in-place,recover,dump,exit"},
+    ),
 }
 
 

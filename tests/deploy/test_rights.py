@@ -82,13 +82,14 @@ def live_through_everything(site: Site, nodes: Nodes) -> None:
     site.submit(job("taken"))
     site.wait_state("taken", "Created", "PodCreateFailed", limit_s=40)
 
-    # A job ends well; its group goes.
+    # A job ends well; its group and the leader's Service go.
     site.submit(job("done"))
     site.wait_state("done", "Running", limit_s=40)
     for pod in ("done-master-0", "done-worker-0"):
         nodes.succeed(namespace, pod)
     site.wait_state("done", "Succeeded", limit_s=40)
     until(lambda: not [group for group in site.groups() if group["metadata"]["name"].startswith("done-")], 40)
+    until(lambda: "done-master-0" not in site.services(), 40)
 
     # A job ends well and is deleted when its time has come.
     site.submit(job("short", policy={"ttlSecondsAfterFinished": 1}))
@@ -143,9 +144,12 @@ def without_writes(rule: dict[str, Any], resource: str) -> dict[str, Any]:
 
 
 def test_s4_3_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None:
-    """Applied with kubectl as it is, each becomes Running with all of its pods and without a warning."""
+    """Applied with kubectl as it is, each becomes Running with all of its pods and without a warning.
+
+    But for the one that mounts a rank table: as it is installed here, the controller has nowhere to write it.
+    """
     nodes = Nodes(installed)
-    nodes.add(16, labels={"example-key": "example-value"})
+    nodes.add(24, labels={"example-key": "example-value"})
     nodes.add(4, capacity={"nvidia.com/gpu": 8})
     with installed.namespace() as namespace:
         site = Site(installed, namespace)
@@ -161,8 +165,18 @@ def test_s4_3_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None
             wanted = {f"{name}-{role.lower()}-{i}" for role in roles for i in range(roles[role]["replicas"])}
             assert wanted == site.pods(name).keys()
             assert sent["spec"] == site.job(name)["spec"]
-            assert [] == [event for event in site.events(name) if event[0] == "Warning"]
+            expected = {"RankTableNotWritten"} if "name: ranktable" in path.read_text("utf-8") else set()
+            wait_warnings(site, name, expected)
     assert "look_broke" not in log.read_text()
+
+
+def wait_warnings(site: Site, name: str, expected: set[str]) -> None:
+    """Wait until the job has Warning events of these reasons, and of no others."""
+
+    def told() -> set[str]:
+        return {reason for kind, reason, _ in site.events(name) if kind == "Warning"}
+
+    until(lambda: expected == told(), 20, lambda: f"{name}: {told()}")
 
 
 def granted() -> set[tuple[str, str]]:

@@ -10,6 +10,7 @@ only files; they are written with mode 0600 into a directory of their own and re
 import base64
 import binascii
 import contextlib
+import hashlib
 import os
 import ssl
 import tempfile
@@ -61,6 +62,14 @@ class ClusterConfig:
         for path in (self.ca_file, self.cert_file, self.key_file):
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"{path} is named in the configuration, but there is no such file")
+
+    def fingerprint(self) -> str:
+        """Return a short mark that tells this cluster from others: its address and who vouches for it."""
+        authority = self.ca_data or b""
+        if self.ca_file:
+            with contextlib.suppress(OSError):
+                authority = Path(self.ca_file).read_bytes()
+        return hashlib.sha256(self.server.encode() + b"\0" + authority).hexdigest()[:16]
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return how to check the server and how to show ourselves; None for plain HTTP."""

@@ -110,6 +110,7 @@ class ContainerStatus(_View, frozen=True):
     name: str = ""
     ready: bool = False
     restart_count: int = 0
+    container_id: str = msgspec.field(default="", name="containerID")
     state: ContainerState = _NO_STATE
     last_state: ContainerState = _NO_STATE
 
@@ -210,10 +211,19 @@ class NodeSpec(_View, frozen=True):
     taints: tuple[Taint, ...] = ()
 
 
+class NodeAddress(_View, frozen=True):
+    """One of a node's addresses."""
+
+    type: str = ""
+    address: str = ""
+
+
 class NodeStatus(_View, frozen=True):
     """What the kubelet says."""
 
     conditions: tuple[Condition, ...] = ()
+    addresses: tuple[NodeAddress, ...] = ()
+    capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
 
 

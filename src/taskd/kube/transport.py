@@ -41,6 +41,7 @@ USER_AGENT = f"taskd-controller/{taskd.__version__}"
 # connection that is being closed.
 KEEP_ALIVE_S = 75.0
 CONNECT_S = 5.0
+FAREWELL_S = 0.15
 HTTP_UNAUTHORIZED = 401
 HTTP_OK_END = 300
 
@@ -135,6 +136,8 @@ class Transport:
             if session is not None:
                 await session.close()
         self._pool = self._side = None
+        # A request that was given up says farewell by TLS; without this moment it would outlive its loop.
+        await asyncio.sleep(FAREWELL_S if self._ssl is not None else 0)
 
     def _session(self, limit: int) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -267,7 +270,13 @@ class Transport:
                         self._credentials.refused()
                     after = _retry_after(response.headers.get("Retry-After"))
                     raise ApiError.from_response(status, await response.read(), retry_after=after)
-                yield response.content
+                try:
+                    yield response.content
+                finally:
+                    # A watch that is left early is cut. A farewell by TLS would outlive the client, which
+                    # does not wait for it.
+                    if (connection := response.connection) is not None and connection.transport is not None:
+                        connection.transport.abort()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _unreachable("WATCH", target, error) from error
 

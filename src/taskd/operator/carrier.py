@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import msgspec
 import structlog
 
-from taskd.core.acjob import names, podgroups, scaling, services, switching, volumes
+from taskd.core.acjob import names, podgroups, scaling, services, switching
 from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
@@ -26,6 +26,7 @@ from taskd.core.acjob.actions import (
     DeleteJob,
     DeletePod,
     DeletePodGroup,
+    DeleteService,
     SyncExtras,
     SyncPodGroup,
     SyncService,
@@ -35,16 +36,14 @@ from taskd.core.acjob.job import Job, Slot
 from taskd.core.acjob.pods import PodMaker
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.seen import Failure
-from taskd.kube.errors import ApiError, ApiUnreachable, KubeError
-from taskd.kube.objects import Service
+from taskd.kube.errors import ApiError, KubeError
+from taskd.kube.objects import Pod
 from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
+from taskd.operator.extras import MANAGER, Extras
 
-MANAGER = "taskd-operator"
 SLOW_START = (1, 4)
 BATCH = 16
-TOO_MANY = 429
-SERVER_ERROR = 500
 log = structlog.get_logger()
 
 
@@ -69,9 +68,10 @@ class Carrier:
     certificates: str = ""
     own_deletes: set[str] = field(default_factory=set)
     """UIDs of pods that were deleted on purpose: their going is no loss."""
-    equipped: set[str] = field(default_factory=set)
-    """UIDs of jobs whose helping objects are known to exist."""
-    _doors: dict[str, asyncio.Lock] = field(default_factory=dict)
+    extras: Extras = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.extras = Extras(self.cluster)
 
     async def carry(self, job: Job, actions: Sequence[Action], *, leader_ip: str) -> tuple[Failure, ...]:
         """Do all of it, side by side where the order does not matter; returns what was refused."""
@@ -91,7 +91,7 @@ class Carrier:
             case SyncService(ip=ip):
                 return await self._sync_service(job, ip)
             case SyncExtras():
-                return await self._sync_extras(job)
+                return await self.extras.sync(job)
             case CreatePods(slots=slots, version=version):
                 return await self._create(job, slots, version, leader_ip)
             case CreateBackup():
@@ -102,6 +102,8 @@ class Carrier:
                 return await self._annotate(job, action)
             case DeletePodGroup():
                 return await self._delete_group(job)
+            case DeleteService():
+                return await self._delete_service(job)
             case DeleteJob():
                 return await self._delete_job(job)
         assert_never(action)
@@ -150,60 +152,6 @@ class Carrier:
         self.cluster.services.assume(service)
         return None
 
-    async def _service(self, namespace: str, name: str) -> Service | None:
-        """The Service of that name, whoever made it.
-
-        The cache holds only those with our label. Applying over one that it does not hold could take
-        somebody's Service away from him, so the server is asked first.
-        """
-        known = self.cluster.services.get(namespace, name)
-        if known is not None:
-            return known
-        try:
-            return await self.cluster.client.get(SERVICE, namespace, name)
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
-
-    async def _sync_extras(self, job: Job) -> Failure | None:
-        """Objects that only help. A job is not held up where they are refused; that is told.
-
-        What only failed for now is tried again: a pod may wait for such an object.
-        """
-        try:
-            # One at a time for a namespace: its first jobs, if they come together, need one Service.
-            async with self._doors.setdefault(job.namespace, asyncio.Lock()):
-                if await self._service(job.namespace, names.PODS_SERVICE) is None:
-                    service = await self.cluster.client.apply(
-                        SERVICE,
-                        job.namespace,
-                        names.PODS_SERVICE,
-                        services.pods_service(job.namespace),
-                        field_manager=MANAGER,
-                    )
-                    self.cluster.services.assume(service)
-            for manifest in volumes.config_maps(job):
-                await self._create_config_map(job, manifest)
-        except ApiError as error:
-            if error.is_conflict or error.status_code >= SERVER_ERROR or error.status_code == TOO_MANY:
-                return _failure(names.SYNC_SERVICE_FAILED, _words(error), error)
-            log.warning("extras_refused", job=job.key, error=str(error))
-        except ApiUnreachable as error:
-            return _failure(names.SYNC_SERVICE_FAILED, _words(error), error)
-        self.equipped.add(job.uid)
-        return None
-
-    async def _create_config_map(self, job: Job, manifest: dict[str, Any]) -> None:
-        """Make it where it is missing; one that a user made is used as it is."""
-        name = manifest["metadata"]["name"]
-        try:
-            await self.cluster.client.get(CONFIG_MAP, job.namespace, name)
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
-            await self.cluster.client.create(CONFIG_MAP, job.namespace, manifest)
-
     # ------------------------------------------------------------------------------------------ pods
 
     async def _may_start(self, job: Job) -> Failure | None:
@@ -237,7 +185,7 @@ class Carrier:
 
         A template that is refused is refused once, not often.
         """
-        waits = await self._may_start(job)
+        waits = await self.extras.freshen(job) or await self._may_start(job)
         if waits is not None:
             return waits
         maker = PodMaker(
@@ -314,10 +262,26 @@ class Carrier:
         except KubeError as error:
             return _failure(names.POD_CREATE_FAILED, _words(error), error)
         if pod.metadata.controller_uid == job.uid:
-            self.cluster.pods.assume(pod)
-            return None
+            return await self._take_back(job, pod)
         state = "is being deleted" if pod.metadata.is_terminating else "belongs to somebody else"
         return Failure(names.POD_CREATE_FAILED, f"pod {name} exists already and {state}")
+
+    async def _take_back(self, job: Job, pod: Pod) -> Failure | None:
+        """Have a pod of ours in the cache, which sees only those that bear our label."""
+        if pod.metadata.labels.get(names.OPERATOR_NAME) == names.CONTROLLER:
+            self.cluster.pods.assume(pod)
+            return None
+        log.warning("pod_lost_its_label", job=job.key, pod=pod.metadata.name)
+        labels = {names.OPERATOR_NAME: names.CONTROLLER}
+        patch = {"metadata": {"uid": pod.metadata.uid, "labels": labels}}
+        try:
+            labelled = await self.cluster.client.patch(
+                POD, job.namespace, pod.metadata.name, patch, field_manager=MANAGER
+            )
+        except KubeError as error:
+            return _failure(names.POD_CREATE_FAILED, _words(error), error)
+        self.cluster.pods.assume(labelled)
+        return None
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> Failure | None:
         self.own_deletes.add(action.uid)
@@ -344,7 +308,7 @@ class Carrier:
                 POD, job.namespace, action.name, patch, field_manager=MANAGER
             )
         except ApiError as error:
-            if error.is_not_found or error.is_conflict:
+            if error.is_not_found or (error.is_conflict and await self._is_replaced(job, action)):
                 self.cluster.pods.assume_deleted(action.uid)
                 return None
             return _failure("FailedPatchPod", _words(error), error)
@@ -353,7 +317,35 @@ class Carrier:
         self.cluster.pods.assume(pod)
         return None
 
+    async def _is_replaced(self, job: Job, action: AnnotatePod) -> bool:
+        """Whether the pod is gone, or another one has its name; a conflict may mean either, or neither."""
+        try:
+            pod = await self.cluster.client.get(POD, job.namespace, action.name)
+        except KubeError as error:
+            return isinstance(error, ApiError) and error.is_not_found
+        return pod.metadata.uid != action.uid
+
     # --------------------------------------------------------------------------------------- the end
+
+    async def _delete_service(self, job: Job) -> Failure | None:
+        name = services.leader_service_name(job)
+        service = self.cluster.services.get(job.namespace, name) if name else None
+        if service is None or service.metadata.controller_uid != job.uid:
+            return None
+        uid = service.metadata.uid
+        try:
+            deletion = await self.cluster.client.delete(
+                SERVICE, job.namespace, service.metadata.name, uid=uid
+            )
+        except ApiError as error:
+            if error.is_not_found or error.is_conflict:
+                self.cluster.services.assume_deleted(uid)
+                return None
+            return _failure("FailedDeleteService", _words(error), error)
+        except KubeError as error:
+            return _failure("FailedDeleteService", _words(error), error)
+        self.cluster.services.assume_deletion(uid, deletion)
+        return None
 
     async def _delete_group(self, job: Job) -> Failure | None:
         assert self.cluster.groups is not None  # noqa: S101 - asked for only with gang scheduling

@@ -24,7 +24,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     namespace: str = ""
     """Look after the jobs of this namespace only; empty means all."""
     gang: Literal["auto", "on", "off"] = "auto"
-    """Gang scheduling by PodGroups: `auto` uses it where the cluster has Volcano's PodGroup."""
+    """Gang scheduling by PodGroups: `auto` where the cluster has Volcano's, `on` waits for it."""
     discovery_s: Seconds = 30.0
     """How often to look whether the cluster has got, or lost, Volcano's PodGroup."""
     workers: Positive = 32
@@ -42,6 +42,14 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     certificates: str = ""
     """The Secret with TLS keys that is mounted into pods, where there is one."""
     plane_service: str = "mindx-dl/clusterd-grpc-svc"
+    """Where pods find the control plane: the one below, or a ClusterD."""
+    plane: bool = False
+    """Serve the control plane too, while leading."""
+    plane_listen: str = "0.0.0.0:8899"
+    plane_certificates: str = ""
+    """A directory with ca.crt, tls.crt and tls.key; callers show certificates of the same authority."""
+    plane_insecure: bool = False
+    """Serve without certificates: whoever reaches the port speaks for any job."""
     status_delay_s: Seconds = 0.5
     """How long a change that only counts pods may wait, so that many become one write."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from taskd.kube.config import load_config
 from taskd.kube.elector import Elector
 from taskd.kube.errors import ApiError, ApiUnreachable, ConfigError, KubeError, NotLeader
 from taskd.kube.events import EventRecorder, ObjectRef
+from taskd.kube.informer import Informer
 from taskd.kube.objects import Json, Node, Pod, PodGroup, Service
 from taskd.kube.resources import ASCENDJOB, POD_GROUP, SERVICE
 from taskd.kube.store import Change
@@ -34,6 +36,7 @@ from taskd.operator.config import ControllerConfig
 from taskd.operator.metrics import Metrics
 from taskd.operator.ranktables import RankTables
 from taskd.operator.reconciler import Key, Reconciler
+from taskd.operator.tablefiles import TableFiles
 from taskd.operator.views import is_unreachable
 from taskd.operator.web import pages
 
@@ -55,11 +58,16 @@ class Events:
         (self.recorder.warning if warning else self.recorder.normal)(about, reason, message)
 
 
+Beside = Callable[[Cluster, EventRecorder], Coroutine[None, None, None]]
+"""What runs beside the operator while it leads, with its caches."""
+
+
 @dataclass(slots=True)
 class Controller:
     """One replica of the controller; `run` until cancelled."""
 
     config: ControllerConfig
+    beside: Beside | None = None
     metrics: Metrics = field(default_factory=Metrics)
     cluster: Cluster | None = field(init=False, default=None)
     port: int = field(init=False, default=0)
@@ -92,15 +100,19 @@ class Controller:
 
     async def _lead(self, client: KubeClient) -> None:
         config = self.config
+        if config.gang == "on":
+            await _volcano_comes(client, config.discovery_s)
         cluster = Cluster(client, namespace=config.namespace)
         log.info("leading", note=await cluster.discover(config.gang))
         queue: WorkQueue[Key] = WorkQueue(hooks=self.metrics)
         recorder = EventRecorder(client)
-        carrier = Carrier(cluster, await self._plane(client), config.certificates)
+        carrier = Carrier(cluster, certificates=config.certificates)
+        plane = await self._plane(client, carrier)
+        tables = RankTables(client, TableFiles(config.rank_table_dir, client.config.fingerprint()))
         reconciler = Reconciler(
             cluster,
             carrier,
-            RankTables(client, config.rank_table_dir),
+            tables,
             Events(recorder),
             queue,
             status_delay_s=config.status_delay_s,
@@ -114,12 +126,17 @@ class Controller:
                 tasks.create_task(recorder.run())
                 if config.gang != "off":
                     tasks.create_task(_notice_change(client, config.discovery_s, gang=cluster.gang))
-                for informer in cluster.informers():
+                for informer in (*cluster.informers(), *plane):
                     tasks.create_task(informer.run())
                 await cluster.synced()
                 for raw in cluster.jobs.store:
                     queue.add(_key(raw))
                 log.info("synced", jobs=len(cluster.jobs))
+                tasks.create_task(
+                    tables.clear(lambda uid: cluster.jobs.store.by_uid(uid) is not None, config.namespace)
+                )
+                if self.beside is not None:
+                    tasks.create_task(self.beside(cluster, recorder))
                 await queue.run(config.workers, lambda key: _look(queue, reconciler, key))
         finally:
             self.metrics.leading.set(0)
@@ -127,15 +144,29 @@ class Controller:
             with contextlib.suppress(Exception):
                 await recorder.flush(1.0)
 
-    async def _plane(self, client: KubeClient) -> Addresses:
-        """Where pods find the control plane; its name in DNS where it has no address yet."""
+    async def _plane(self, client: KubeClient, carrier: Carrier) -> list[Informer[Service]]:
+        """Tell the carrier where pods find the control plane, now and whenever its Service is made anew.
+
+        Its name in DNS stands for it where it has no address, or where we may not look for one.
+        """
         namespace, _, name = self.config.plane_service.partition("/")
-        domain = f"{name}.{namespace}.svc.cluster.local"
+        nowhere = Addresses(plane_domain=f"{name}.{namespace}.svc.cluster.local")
+
+        def changed(change: Change, _old: Service | None, service: Service | None) -> None:
+            there = service if change is not Change.DELETED else None
+            carrier.plane = replace(nowhere, plane_ip=there.spec.cluster_ip) if there else nowhere
+
+        carrier.plane = nowhere
         try:
-            service = await client.get(SERVICE, namespace, name)
-        except ApiError:
-            return Addresses(plane_domain=domain)
-        return Addresses(plane_ip=service.spec.cluster_ip, plane_domain=domain)
+            found = await client.get(SERVICE, namespace, name)
+            changed(Change.ADDED, None, found)
+        except ApiError as error:
+            if not error.is_not_found:
+                log.warning("control_plane_not_followed", service=self.config.plane_service, error=str(error))
+                return []
+        informer = Informer(client, SERVICE, namespace=namespace, field_selector=f"metadata.name={name}")
+        informer.add_handler(changed)
+        return [informer]
 
     def _ready(self) -> tuple[bool, str]:
         if self.cluster is None:
@@ -150,6 +181,18 @@ class Controller:
 
 class _ClusterChanged(Exception):
     pass
+
+
+async def _volcano_comes(client: KubeClient, pause_s: float) -> None:
+    """Wait until gang scheduling is possible; who insists on it wants no job started without."""
+    while True:
+        with contextlib.suppress(KubeError):
+            if await client.serves(POD_GROUP):
+                return
+            log.warning(
+                "waiting", what=f"gang is on, and the cluster has no PodGroup of {names.POD_GROUP_API}"
+            )
+        await asyncio.sleep(pause_s)
 
 
 async def _notice_change(client: KubeClient, pause_s: float, *, gang: bool) -> None:
@@ -175,7 +218,7 @@ async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None
             log.info("look_again", job="/".join(key), error=str(error))
         else:
             log.warning("look_failed", job="/".join(key), error=str(error))
-    except (KubeError, OSError) as error:  # OSError: a rank table that cannot be written to its file
+    except KubeError as error:
         log.warning("look_failed", job="/".join(key), error=str(error))
     except Exception:
         # A defect that one job brings out must not stop the others.
@@ -197,6 +240,14 @@ def _subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) 
             for key in owner_keys(child):
                 queue.add(key)
 
+    def service_changed(change: Change, old: Service | None, new: Service | None) -> None:
+        child_changed(change, old, new)
+        service = new or old
+        if change is Change.DELETED and service and service.metadata.name == names.PODS_SERVICE:
+            for raw in cluster.jobs.store:
+                if raw["metadata"]["namespace"] == service.metadata.namespace:
+                    queue.add(_key(raw))
+
     def node_changed(change: Change, old: Node | None, new: Node | None) -> None:
         node = new or old
         if node is not None and (change is Change.DELETED or is_unreachable(node)):
@@ -210,7 +261,7 @@ def _subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) 
     cluster.jobs.add_handler(job_changed)
     cluster.pods.add_handler(reconciler.pod_changed)
     cluster.pods.add_handler(child_changed)
-    cluster.services.add_handler(child_changed)
+    cluster.services.add_handler(service_changed)
     cluster.nodes.add_handler(node_changed)
     if cluster.groups is not None:
         cluster.groups.add_handler(child_changed)

@@ -1,6 +1,6 @@
 """What a job asks for, worked out once for each form of it.
 
-A look at a job needs its problems, its reading, the mark of its PodGroup and the ports of its Service
+A look at a job needs its problems, its reading, the mark of its PodGroup and the form of its Service
 several times over, and all of it follows from what the user wrote. A job is the same as before as long as its
 generation (which counts changes of the spec), its labels and its annotations are.
 """
@@ -15,8 +15,10 @@ from taskd.core.acjob import names, services, validation
 from taskd.core.acjob.job import Job
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.validation import Problem
-from taskd.kube.objects import Json
+from taskd.kube.objects import Json, Service
 from taskd.operator.carrier import pod_group_manifest
+
+_Port = tuple[str, int, str, int | str | None]
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class Form:
     job: Job | None
     """None where it has problems: it may not be readable."""
     _marks: dict[bool, str] = field(default_factory=dict)
-    _ports: frozenset[tuple[str, int]] | None = None
+    _service: tuple[Mapping[str, str], frozenset[_Port]] | None = None
 
     def group_mark(self, job: Job, *, paused: bool) -> str:
         """The mark that the job's PodGroup has when it is up to date; empty where none can be made."""
@@ -42,13 +44,21 @@ class Form:
                 self._marks[paused] = ""
         return self._marks[paused]
 
-    def service_ports(self, job: Job) -> frozenset[tuple[str, int]]:
-        """The ports that the leader's Service has when it is up to date."""
-        if self._ports is None:
+    def is_current(self, job: Job, service: Service) -> bool:
+        """Whether the leader's Service leads where it should, whoever has touched it.
+
+        A port that somebody added harms nothing, and applying ours does not take it away.
+        """
+        if self._service is None:
             wanted = services.leader_service(job)
-            ports = wanted["spec"]["ports"] if wanted else ()
-            self._ports = frozenset((port["name"], port["port"]) for port in ports)
-        return self._ports
+            spec = wanted["spec"] if wanted else {"selector": {}, "ports": ()}
+            ports = frozenset(
+                (port["name"], port["port"], port["protocol"], port["targetPort"]) for port in spec["ports"]
+            )
+            self._service = spec["selector"], ports
+        selector, ports = self._service
+        there = {(port.name, port.port, port.protocol, port.target_port) for port in service.spec.ports}
+        return selector == service.spec.selector and ports <= there
 
 
 @dataclass(slots=True)

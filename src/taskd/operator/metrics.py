@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from taskd.core.acjob import names
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.status import Status, moment
 from taskd.kube.objects import Json
@@ -96,7 +97,8 @@ class Metrics:
             more = count - before.causes.get(cause, 0)
             if more > 0:
                 self.restarts.labels(cause).inc(more)
-        if after.stable and not before.stable and after.restarts == 0:
+        ran = any(condition.type == names.RUNNING for condition in before.conditions)
+        if after.stable and not ran:
             began = moment(str(raw["metadata"].get("creationTimestamp", "")))
             now = moment(after.conditions[-1].updated) if after.conditions else None
             if began is not None and now is not None:

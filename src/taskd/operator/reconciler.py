@@ -17,15 +17,17 @@ import structlog
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import names, podgroups, pods, services, telling, validation
 from taskd.core.acjob import status as statuses
+from taskd.core.acjob.actions import CreatePods
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Job, Slot
-from taskd.core.acjob.seen import Failure, PodGroupSeen, ServiceSeen, Snapshot
+from taskd.core.acjob.seen import SUCCEEDED, Failure, PodGroupSeen, ServiceSeen, Snapshot
 from taskd.core.acjob.status import Status, stamp
 from taskd.kube.objects import Json, Pod
 from taskd.kube.resources import ASCENDJOB
 from taskd.kube.store import Change
-from taskd.operator.carrier import MANAGER, Carrier
+from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster
+from taskd.operator.extras import MANAGER
 from taskd.operator.forms import Form, Forms
 from taskd.operator.ranktables import RankTables
 from taskd.operator.views import see_group, slot_of, version_of
@@ -57,6 +59,14 @@ class Later(Protocol):
 
 
 @dataclass(slots=True)
+class _Told:
+    """What was told of a job that is odd, and for which form of it."""
+
+    form: Form
+    said: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(slots=True)
 class Reconciler:
     """Looks after the jobs; one call of `reconcile` at a time for each."""
 
@@ -70,9 +80,13 @@ class Reconciler:
     stored: Callable[[Json, Status, Status], None] = lambda _raw, _before, _after: None
     departed: dict[str, dict[Slot, int]] = field(default_factory=dict)
     """Pods that were seen to go, by the UID of their job."""
+    finished: dict[str, set[Slot]] = field(default_factory=dict)
+    """Those of them that had ended well, until the status says so."""
     forms: Forms = field(default_factory=Forms)
     _unwritten: dict[str, float] = field(default_factory=dict)
-    _told: dict[str, int] = field(default_factory=dict)
+    _told: dict[str, _Told] = field(default_factory=dict)
+    _troubled: dict[str, str] = field(default_factory=dict)
+    """What is known to stand in the way of a job's rank table, by UID."""
 
     # ------------------------------------------------------------------------------------ what is seen
 
@@ -89,7 +103,9 @@ class Reconciler:
             self.carrier.own_deletes.discard(pod.metadata.uid)
             return
         slot = slot_of(pod)
-        if slot is not None and pod.metadata.annotations.get(names.POD_TYPE) != names.BACKUP:
+        if slot is not None and pod.status.phase == SUCCEEDED:
+            self.finished.setdefault(pod.metadata.controller_uid, set()).add(slot)
+        elif slot is not None and pod.metadata.annotations.get(names.POD_TYPE) != names.BACKUP:
             losses = self.departed.setdefault(pod.metadata.controller_uid, {})
             losses[slot] = max(losses.get(slot, 0), version_of(pod))
 
@@ -104,13 +120,14 @@ class Reconciler:
             problems=form.problems,
             pods=found,
             gang=self.cluster.gang,
-            pod_group=self._group(form, job) if job else None,
+            pod_group=self._group(form, job or jobs.read(raw)),
             service=self._service(form, job) if job else None,
             needs_service=job is not None and job.leader is not None,
-            extras=uid in self.carrier.equipped,
+            extras=self.carrier.extras.known(uid, raw["metadata"]["namespace"]),
             missing_queue=self.cluster.missing_queue(raw),
             nodes=await self.cluster.lost_nodes(found),
             departed=self.departed.get(uid, {}),
+            finished=frozenset(self.finished.get(uid, ())),
             failures=failures,
         )
 
@@ -121,15 +138,16 @@ class Reconciler:
         if group is None or group.metadata.controller_uid != job.uid:
             return None
         paused = group.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
-        return see_group(group, form.group_mark(job, paused=paused))
+        # Nobody asks whether the group of a job with mistakes is up to date.
+        return see_group(group, form.group_mark(job, paused=paused) if form.job is not None else "")
 
     def _service(self, form: Form, job: Job) -> ServiceSeen | None:
         name = services.leader_service_name(job)
         service = self.cluster.services.get(job.namespace, name) if name else None
         if service is None or service.metadata.controller_uid != job.uid:
             return None
-        current = {(port.name, port.port) for port in service.spec.ports} == form.service_ports(job)
-        return ServiceSeen(service.spec.cluster_ip, current=current and not service.metadata.is_terminating)
+        current = form.is_current(job, service) and not service.metadata.is_terminating
+        return ServiceSeen(service.spec.cluster_ip, current=current)
 
     # ---------------------------------------------------------------------------------- one job
 
@@ -137,31 +155,34 @@ class Reconciler:
         """Bring the job on; False where something was refused and has to be tried again."""
         raw = self.cluster.jobs.get(*key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
-            self._forget(raw)
+            await self._forget(raw)
             return True
         failures: tuple[Failure, ...] = ()
         for _ in range(ROUNDS):
             form = self.forms.of(raw)
             job = _readable(raw, form)
-            if job is not None and job.suspend:
-                self.departed.pop(job.uid, None)  # whoever goes now was meant to
+            acting = job or jobs.read(raw)
+            if acting.suspend:
+                self.finished.pop(acting.uid, None)
+                self.departed.pop(acting.uid, None)  # whoever goes now was meant to
             decision = decide(await self._snapshot(raw, form, job, failures), self.clock())
             if decision.status_first:
                 raw = await self._store(raw, decision.status)
                 if not decision.actions:
                     continue
             if not decision.actions or failures:
+                self._tell_rest(raw, decision.status, failures)
                 await self._conclude(key, raw, decision.status, decision.wake_at)
                 if job is not None and not decision.status.completion_time:
-                    await self.tables.sync(job, self.cluster.pods_of(job.uid))
+                    return await self._tabulate(raw, job) and not failures
                 return not failures
-            assert job is not None  # noqa: S101 - an unreadable job has no actions
             leader_ip = decision.status.leader_ip
-            failures = await self.carrier.carry(job, decision.actions, leader_ip=leader_ip)
+            failures = await self.carrier.carry(acting, decision.actions, leader_ip=leader_ip)
+            if any(isinstance(action, CreatePods) for action in decision.actions):
+                self.tables.distrust(acting.uid)
             if failures and not any(failure.reason in _CONDITIONS for failure in failures):
                 # Nothing that the job's state speaks of: an Event says so, and it is tried again.
-                for failure in failures:
-                    self.recorder.tell(raw, failure.reason, failure.message, warning=True)
+                self._tell_rest(raw, None, failures)
                 return False
             failures = tuple(failure for failure in failures if failure.reason in _CONDITIONS)
             current = self.cluster.jobs.get(*key)
@@ -171,6 +192,24 @@ class Reconciler:
         log.error("no_end_in_sight", job="/".join(key), rounds=ROUNDS)
         return False
 
+    def _tell_rest(self, raw: Json, status: Status | None, failures: tuple[Failure, ...]) -> None:
+        """Tell as Events what was refused and the job's state does not speak of."""
+        said = status.last.message if status is not None and status.last is not None else ""
+        for failure in failures:
+            if failure.message not in said:
+                self.recorder.tell(raw, failure.reason, failure.message, warning=True)
+
+    async def _tabulate(self, raw: Json, job: Job) -> bool:
+        """Bring the rank table up to date; False where that has to be tried again."""
+        trouble = await self.tables.sync(job, self.cluster.pods_of(job.uid))
+        if trouble is None:
+            self._troubled.pop(job.uid, None)
+            return True
+        if self._troubled.get(job.uid) != trouble.message:
+            self._troubled[job.uid] = trouble.message
+            self.recorder.tell(raw, names.RANK_TABLE_FAILED, trouble.message, warning=True)
+        return not trouble.again
+
     async def _conclude(self, key: Key, raw: Json, status: Status, wake_at: float | None) -> None:
         before = statuses.read(raw)
         uid = raw["metadata"]["uid"]
@@ -179,6 +218,7 @@ class Reconciler:
             self.later.add_after(key, max(0.05, wake_at - self.clock()))
         if status == before:
             self._unwritten.pop(uid, None)
+            self.finished.pop(uid, None)
             return
         now = self.clock()
         since = self._unwritten.setdefault(uid, now)
@@ -215,6 +255,7 @@ class Reconciler:
             subresource="status",
         )
         self._unwritten.pop(metadata["uid"], None)
+        self.finished.pop(metadata["uid"], None)
         self.cluster.jobs.assume(stored)
         self.stored(raw, before, status)
         for note in telling.notes(before, status):
@@ -222,31 +263,34 @@ class Reconciler:
         return stored
 
     def _warn_once(self, raw: Json) -> None:
-        """Tell what is odd about a job, once for each form of it."""
-        metadata = raw["metadata"]
-        form = int(metadata.get("generation", 0))
-        if self._told.get(metadata["uid"]) == form:
+        """Tell what is odd about a job, once for each form of it, and only what is new."""
+        uid = raw["metadata"]["uid"]
+        form = self.forms.of(raw)
+        before = self._told.get(uid)
+        if before is not None and before.form is form:
             return
-        self._told[metadata["uid"]] = form
-        if int((raw.get("status") or {}).get("observedGeneration", -1)) == form:
+        started = self.cluster.pods_of(uid) or statuses.read(raw).start_time
+        missing_queue = None if started else self.cluster.missing_queue(raw)
+        problems = validation.validate(raw, missing_queue=missing_queue) if missing_queue else form.problems
+        odd = [(problem.code, f"{problem.message} ({problem.path})") for problem in problems]
+        if form.job is not None and not problems:
+            odd += pods.warnings(form.job, gang=self.cluster.gang, table_files=bool(self.tables.files.root))
+        self._told[uid] = _Told(form, frozenset(odd))
+        if before is None and (raw.get("status") or {}).get("observedGeneration") == form.generation:
             return  # a predecessor of this process has told it
-        problems = validation.validate(raw, missing_queue=self.cluster.missing_queue(raw))
-        for problem in problems:
-            self.recorder.tell(raw, problem.code, f"{problem.message} ({problem.path})", warning=True)
-        job = self.forms.of(raw).job
-        if job is not None and not problems:
-            for reason, message in pods.warnings(job, gang=self.cluster.gang):
+        for reason, message in odd:
+            if before is None or (reason, message) not in before.said:
                 self.recorder.tell(raw, reason, message, warning=True)
 
-    def _forget(self, raw: Json | None) -> None:
+    async def _forget(self, raw: Json | None) -> None:
         uids = {raw["metadata"]["uid"]} if raw else set()
         alive = {job["metadata"]["uid"] for job in self.cluster.jobs.store} - uids
-        for memory in (self.departed, self._unwritten, self._told):
+        for memory in (self.departed, self.finished, self._unwritten, self._told, self._troubled):
             for uid in [uid for uid in memory if uid not in alive]:
                 del memory[uid]
-        self.carrier.equipped.intersection_update(alive)
-        self.tables.forget(alive)
+        self.carrier.extras.forget(alive)
         self.forms.forget(alive)
+        await self.tables.forget(alive)
 
 
 def _readable(raw: Json, form: Form) -> Job | None:

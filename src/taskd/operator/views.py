@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from taskd.core.acjob import job as jobs
 from taskd.core.acjob import names
-from taskd.core.acjob.job import WORKER, Slot
+from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, PodGroupSeen, PodSeen
 from taskd.kube.objects import ContainerStatus, Node, Pod, PodGroup
 
-_KINDS = {kind.lower(): kind for kind in ("Master", "Scheduler", "Chief", WORKER)}
 UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
 def slot_of(pod: Pod) -> Slot | None:
     """The place that the pod's labels name, if they name one."""
-    labels = pod.metadata.labels
-    kind = _KINDS.get(labels.get(names.REPLICA_TYPE, ""))
-    index = labels.get(names.REPLICA_INDEX, "")
-    return Slot(kind, int(index)) if kind is not None and index.isdecimal() else None
+    return jobs.slot_of(pod.metadata.labels)
 
 
 def version_of(pod: Pod) -> int:

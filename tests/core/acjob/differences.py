@@ -51,6 +51,14 @@ DIFFERENCES = (
         path=_ENV + r"\[TASKD_RECOVER_STRATEGY\].*",
     ),
     Difference(
+        "env-place",
+        "how many pods there are, and what they are called, is not told",
+        "`TASKD_NODES` and `TASKD_PEERS` in the pods of a PyTorch job",
+        "pods of different sizes cannot be counted, and rank 0's address does not lead to who manages now",
+        case="(pytorch|clean)-.*",
+        path=_ENV + r"\[TASKD_(NODES|PEERS)\].*",
+    ),
+    Difference(
         "env-any-device",
         "a job without Ascend devices gets no framework environment",
         "it gets it, with `taskd.io/processes-per-pod` (or its GPUs) as the number of processes",
@@ -84,12 +92,13 @@ DIFFERENCES = (
         path=r"Pods/[^/]+/spec/(hostname|subdomain)",
     ),
     Difference(
-        "world-size-mark",
+        "shape-mark",
         "pods keep the world size that they were told when the job is resized, and new ones are told another",
-        "annotation `taskd.io/world-size` on each pod; a resized job restarts as a whole",
+        "annotation `taskd.io/shape` (framework, roles, pods, processes per pod) on each pod; a job that is "
+        "resized restarts as a whole, an inference job only gains or loses pods",
         "processes that count differently never meet",
         case=".*",
-        path=r"Pods/[^/]+/metadata/annotations/taskd.io~world-size",
+        path=r"Pods/[^/]+/metadata/annotations/taskd.io~shape",
     ),
     Difference(
         "volumes",
@@ -170,6 +179,20 @@ DIFFERENCES = (
         test="test_ports_that_a_container_may_have_suit_the_service",
     ),
     Difference(
+        "nobody",
+        "a job without pods, or with AllWorkers and nobody who computes, has succeeded at once",
+        "it is `JobValidFailed`",
+        "it did nothing, and whoever waits for its result waits for what never was",
+        test="test_a_job_in_which_nobody_works_has_a_mistake",
+    ),
+    Difference(
+        "refused-replacement",
+        "a job that has run is `Created` again while a pod cannot be replaced",
+        "it stays `Restarting`, with what was refused in the message",
+        "the newest condition is what the job does",
+        test="test_a_replacement_that_is_refused_keeps_the_job_restarting",
+    ),
+    Difference(
         "table-ranks",
         "`rankIndex * devices of this pod`",
         "sum of the devices of all pods before",
@@ -210,5 +233,12 @@ DIFFERENCES = (
         "created when the job asks: annotation `taskd.io/rank-table`, or a volume that shows it",
         "the order of `kubectl apply` must not matter",
         test="test_the_table_goes_where_the_job_asks",
+    ),
+    Difference(
+        "service-end",
+        "the Service goes only with a leader that `cleanPodPolicy` removes, not with one that has ended",
+        "it goes once no pod of the job runs; the policy `None` keeps it",
+        "nobody needs it any more, and addresses of a cluster are limited",
+        test="test_the_address_of_the_leader_goes_when_no_pod_runs",
     ),
 )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.core.acjob import actions as acts
-from taskd.core.acjob import devices, names, switching
 from taskd.core.acjob import job as jobs
+from taskd.core.acjob import names, pods, switching
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, Failure, Nodes, PodGroupSeen, PodSeen, ServiceSeen, Snapshot
@@ -65,11 +65,15 @@ class Play:
     gone: frozenset[str] = frozenset()
     unreachable: frozenset[str] = frozenset()
     departed: dict[Slot, int] = field(default_factory=dict)
+    finished: set[Slot] = field(default_factory=set)
+    missing_queue: str | None = None
     now: float = NOW
     writes: int = 0
     kill_at: int | None = None
     refuse: Callable[[acts.Action], Failure | None] = lambda _action: None
     deleted: list[str] = field(default_factory=list)
+    stuck: frozenset[str] = frozenset()
+    """Pods whose kubelet does not answer: deleted with a grace period, they stay."""
     deleted_job: bool = False
     born: int = 0
     wake_at: float | None = None
@@ -98,6 +102,7 @@ class Play:
     def crash(self) -> None:
         """A new controller: it remembers nothing."""
         self.departed = {}
+        self.finished = set()
         self.kill_at = None
 
     def seen(self, failures: tuple[Failure, ...] = ()) -> Snapshot:
@@ -109,7 +114,9 @@ class Play:
             service=self.service,
             extras=self.extras,
             nodes=Nodes(self.gone, self.unreachable),
+            missing_queue=self.missing_queue,
             departed=dict(self.departed),
+            finished=frozenset(self.finished),
             failures=failures,
         )
 
@@ -126,6 +133,7 @@ class Play:
         if content != self.raw.get("status"):
             self._write()
             self.raw["status"] = content
+        self.finished = set()
 
     def _do(self, action: acts.Action) -> Failure | None:
         refused = self.refuse(action)
@@ -158,7 +166,10 @@ class Play:
             case acts.DeletePod():
                 self._write()
                 self.deleted.append(action.name)
-                self.pods.pop(action.name, None)
+                if action.name in self.stuck and action.grace_s != 0:
+                    self.change(action.name, deleting=True)
+                else:
+                    self.pods.pop(action.name, None)
             case acts.AnnotatePod():
                 self._write()
                 pod = self.pods[action.name]
@@ -168,6 +179,9 @@ class Play:
             case acts.DeletePodGroup():
                 self._write()
                 self.group = None
+            case acts.DeleteService():
+                self._write()
+                self.service = None
             case acts.DeleteJob():
                 self._write()
                 self.deleted_job = True
@@ -176,8 +190,8 @@ class Play:
     def _born(self, name: str, slot: Slot, version: int, marks: dict[str, str]) -> None:
         assert name not in self.pods, f"{name} is created twice"
         self.born += 1
-        size = {names.WORLD_SIZE: str(devices.world(jobs.read(self.raw)).size)}
-        self.pods[name] = PodSeen(name, f"uid-{self.born}", slot, version, annotations={**size, **marks})
+        shape = {names.SHAPE: pods.shape(jobs.read(self.raw))}
+        self.pods[name] = PodSeen(name, f"uid-{self.born}", slot, version, annotations={**shape, **marks})
 
     # -------------------------------------------------------------------------------- the cluster
 
@@ -197,7 +211,9 @@ class Play:
         """Somebody deletes the pod, and the controller sees it go."""
         pod = self.pods.pop(name)
         assert pod.slot is not None
-        if not pod.backup:
+        if pod.phase == "Succeeded":
+            self.finished.add(pod.slot)
+        elif not pod.backup:
             self.departed[pod.slot] = pod.version
 
     def start(self) -> Play:
@@ -219,6 +235,12 @@ class Play:
     def last(self) -> dict[str, str]:
         found: dict[str, str] = self.status["conditions"][-1]
         return found
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The counts of pods that are not zero."""
+        listed = self.status["replicaStatuses"].items()
+        return {kind: {name: count for name, count in counts.items() if count} for kind, counts in listed}
 
     @property
     def state(self) -> str:

@@ -72,5 +72,7 @@ def test_a_change_of_size_reaches_the_pods_that_survived_an_earlier_restart() ->
     play.reconcile()
     play.run_all()
     play.reconcile()
-    assert {pod.annotations["taskd.io/world-size"] for pod in play.pods.values()} == {"2"}
+    assert {pod.annotations["taskd.io/shape"] for pod in play.pods.values()} == {
+        "pytorch Master=1x1 Worker=1x1"
+    }
     assert play.state == "Running"

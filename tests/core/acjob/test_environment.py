@@ -28,6 +28,7 @@ COMMON = {
     "POD_IP",
 }
 TORCH = {"LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK"}
+PLACE = {"TASKD_NODES", "TASKD_PEERS"}
 RECOVERY = {
     "PROCESS_RECOVER",
     "ELASTIC_PROCESS_RECOVER_ENABLE",
@@ -59,7 +60,11 @@ def test_pytorch_has_addresses_sizes_and_ranks() -> None:
 
     env = env_of(pods["job-worker-1"])
     assert env == env_of(pods["job-master-0"]) | {"REPLICA_TYPE": "Worker", "RANK": "2"}
-    assert set(env) == COMMON | TORCH
+    assert set(env) == COMMON | TORCH | PLACE
+    assert (env["TASKD_NODES"], env["TASKD_PEERS"]) == (
+        "3",
+        "job-master-0.acjob-pods,job-worker-[0-1].acjob-pods",
+    )
     assert env["LOCAL_WORLD_SIZE"] == "8"
     assert env["WORLD_SIZE"] == "24"
     assert env["LOCAL_RANK"] == "0,1,2,3,4,5,6,7"

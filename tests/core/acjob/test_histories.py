@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 
 from taskd.core.acjob import names
+from taskd.core.acjob import status as statuses
 from taskd.core.acjob.seen import Ended, PodSeen
 from taskd.core.acjob.status import moment
 from tests.core.acjob.play import Killed, Play, raw_job
@@ -93,6 +94,14 @@ class History(RuleBasedStateMachine):
     def another_controller(self) -> None:
         self.play.crash()
         self.act()
+
+    @rule()
+    def the_wait_is_over(self) -> None:
+        """A job that restarts again and again waits in between."""
+        if self.play.wake_at is not None:
+            event("waited")
+            self.play.now = max(self.play.now, self.play.wake_at)
+            self.act()
 
     @rule()
     def pods_start(self) -> None:
@@ -254,9 +263,10 @@ class History(RuleBasedStateMachine):
             before = self.play.writes
             self.play.reconcile()
             assert self.play.writes == before
-            self.play.now += 10
-            self.play.reconcile()
-            assert self.play.writes == before
+            if self.play.wake_at is None:
+                self.play.now += 10
+                self.play.reconcile()
+                assert self.play.writes == before
 
     @invariant()
     def running_is_said_only_of_what_runs(self) -> None:
@@ -269,7 +279,8 @@ class History(RuleBasedStateMachine):
                 for pod in self.play.pods.values()
                 if pod.phase in {"Running", "Succeeded"} and not pod.deleting
             ]
-            assert len({pod.slot for pod in kept}) == sum(
+            finished = statuses.read(self.play.raw).finished
+            assert len(finished | {pod.slot for pod in kept}) == sum(
                 spec["replicas"] for spec in self.play.raw["spec"]["replicaSpecs"].values()
             )
 
@@ -283,11 +294,12 @@ class History(RuleBasedStateMachine):
             for pod in [pod for pod in self.play.pods.values() if pod.deleting]:
                 self.play.lose(pod.name)
             self.the_scheduler_lets_it_in()
+            self.the_wait_is_over()
             self.pods_start()
         assert self.play.state in {"Running", *ENDS}, self.play.status
         if self.play.state == "Running":
-            sizes = {pod.annotations[names.WORLD_SIZE] for pod in self.play.pods.values() if not pod.backup}
-            assert len(sizes) == 1, "all pods know the same size"
+            shapes = {pod.annotations[names.SHAPE] for pod in self.play.pods.values() if not pod.backup}
+            assert len(shapes) == 1, "all pods know the same shape"
 
 
 def test_whatever_happens_certain_things_always_hold() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from time import process_time
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_a_pod_says_whose_it_is() -> None:
         "hccl/rankIndex": "2",
         "scheduling.k8s.io/group-name": "job-u-1",
         "volcano.sh/task-spec": "worker",
-        "taskd.io/world-size": "24",
+        "taskd.io/shape": "pytorch Master=1x8 Worker=2x8",
     }
     assert metadata["ownerReferences"] == [
         {
@@ -64,7 +65,7 @@ def test_without_gang_scheduling_no_pod_speaks_of_a_group() -> None:
     pods = make_pods(make_job(schedulerName="other"), gang=False)
 
     for pod in pods.values():
-        assert set(pod["metadata"]["annotations"]) == {"hccl/rankIndex", "taskd.io/world-size"}
+        assert set(pod["metadata"]["annotations"]) == {"hccl/rankIndex", "taskd.io/shape"}
         assert "schedulerName" not in pod["spec"]
 
 
@@ -157,6 +158,18 @@ def test_warnings_come_once_per_job() -> None:
     ]
     assert "chip3-node7" in warnings(odd, gang=True)[-1][1]
     assert () == warnings(fine, gang=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("job", []), ("job.v2", ["NoHostName"]), ("j" * 54, ["NoHostName"])]
+)
+def test_pods_that_cannot_have_a_host_name_are_told(name: str, expected: list[str]) -> None:
+    """A dot or more than 63 characters: DNS knows no such label."""
+    assert expected == [
+        reason for reason, _text in warnings(replace(make_job(workers=12), name=name), gang=True)
+    ]
+    left = make_job(workers=12, annotations={names.LEAVE_TEMPLATE: "true"})
+    assert () == warnings(replace(left, name=name), gang=True)
 
 
 # ---------------------------------------------------------------------------------------- host names

@@ -91,6 +91,7 @@ def test_exit_codes_from_128_restart_the_pod_that_failed(code: int, state: str) 
 def test_unconditional_retry_counts_down_in_the_words_of_the_seed() -> None:
     play = Play(raw_job(labels={"fault-retry-times": "3"})).start()
     for left in (3, 2, 1):
+        play.now += 3600
         play.fail("test-job-master-0")
         play.reconcile()
         assert play.state == "Restarting"
@@ -121,6 +122,20 @@ def test_retry_replaces_the_whole_job_unless_pods_are_rescheduled_alone() -> Non
     assert versions(play) == {"master-0": 0, "worker-0": 1, "worker-1": 0}
 
 
+@pytest.mark.parametrize(
+    ("strategy", "alone"), [("exit", False), ("dump", False), ("dump,exit", False), ("dump,recover", True)]
+)
+def test_retry_replaces_a_pod_alone_only_where_its_peers_go_on(strategy: str, alone: bool) -> None:
+    """After a dump, and with `exit`, the processes of the other pods end as well."""
+    play = Play(
+        raw_job(labels={"fault-retry-times": "1"}, annotations={"recover-strategy": strategy}, workers=2)
+    ).start()
+    play.fail("test-job-worker-0")
+    play.reconcile()
+    expected = {"master-0": 0, "worker-0": 1, "worker-1": 0} if alone else dict.fromkeys(versions(play), 1)
+    assert expected == versions(play)
+
+
 def test_peers_that_fail_after_the_first_belong_to_the_same_restart() -> None:
     play = Play(raw_job(labels={"fault-retry-times": "1", "pod-rescheduling": "on"}, workers=2)).start()
     play.fail("test-job-worker-0")
@@ -143,9 +158,10 @@ def test_an_evicted_pod_is_replaced_without_a_retry() -> None:
 
 
 def test_a_pod_whose_node_is_gone_is_forced_away() -> None:
+    """Nobody is there to end it: with a grace period it would stay for ever."""
     play = Play(raw_job(workers=2)).start()
     play.change("test-job-worker-0", node="node-9")
-    play.gone = frozenset({"node-9"})
+    play.gone, play.stuck = frozenset({"node-9"}), frozenset({"test-job-worker-0"})
     play.reconcile()
     assert play.deleted == ["test-job-worker-0"]
     assert versions(play) == {"master-0": 0, "worker-0": 1, "worker-1": 0}
@@ -159,9 +175,19 @@ def test_an_unreachable_node_keeps_its_pod_until_the_cluster_gives_it_up() -> No
     play.unreachable = frozenset({"node-9"})
     play.reconcile()
     assert play.state == "Running"
+    play.stuck = frozenset({"test-job-worker-0"})
     play.change("test-job-worker-0", deleting=True)
     play.reconcile()
     assert versions(play) == {"master-0": 0, "worker-0": 1}
+
+
+@pytest.mark.parametrize(("label", "waits"), [("force", False), ("grace", True), ("", True)])
+def test_a_failed_pod_is_given_its_time_unless_the_job_says_force(label: str, waits: bool) -> None:
+    labels = {"fault-retry-times": "1"} | ({"fault-scheduling": label} if label else {})
+    play = Play(raw_job(labels=labels), stuck=frozenset({"test-job-master-0"})).start()
+    play.fail("test-job-worker-0")
+    play.reconcile()
+    assert waits == play.pods["test-job-master-0"].deleting
 
 
 def test_a_terminating_predecessor_is_waited_for() -> None:
@@ -196,14 +222,67 @@ def test_a_service_that_vanishes_comes_back_with_its_address() -> None:
 
 def test_a_job_that_is_made_smaller_restarts_with_the_right_size() -> None:
     play = Play(raw_job(workers=3, policy={"backoffLimit": 1})).start()
-    for name in list(play.pods):
-        play.change(name, annotations={names.WORLD_SIZE: "4"})
     play.raw["spec"]["replicaSpecs"]["Worker"]["replicas"] = 1
     play.reconcile()
     assert set(versions(play)) == {"master-0", "worker-0"}
     assert set(versions(play).values()) == {1}
     assert play.status["voluntaryRestarts"] == 1
     assert play.state == "Restarting"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels", "specs"),
+    [
+        ({names.PROCESSES_PER_POD: "2"}, {}, {"Worker": 1}),
+        ({}, {"framework": "tensorflow"}, {"Worker": 3}),
+    ],
+    ids=["fewer and larger pods", "another framework"],
+)
+def test_a_job_of_as_many_processes_in_another_shape_restarts_as_a_whole(
+    annotations: dict[str, str], labels: dict[str, str], specs: dict[str, int]
+) -> None:
+    """1 + 3 pods of one process are as many as 1 + 1 of two, and none of the old ones can stay."""
+    play = Play(raw_job(workers=3)).start()
+    old = {pod.uid for pod in play.pods.values()}
+    play.raw["metadata"]["annotations"] |= annotations
+    play.raw["metadata"]["labels"] |= labels
+    replicas = play.raw["spec"]["replicaSpecs"]
+    replicas["Worker"]["replicas"] = specs["Worker"]
+    if labels:
+        replicas["Chief"] = replicas.pop("Master")
+    play.reconcile()
+    play.run_all()
+    play.reconcile()
+    assert old.isdisjoint({pod.uid for pod in play.pods.values()})
+    assert 1 == len({pod.annotations[names.SHAPE] for pod in play.pods.values()})
+    assert ("Running", 1, 1) == (play.state, play.status["restarts"], play.status["voluntaryRestarts"])
+
+
+def test_an_inference_job_gains_and_loses_pods_without_a_restart() -> None:
+    """Its pods are told nothing of each other; what is lost later is a restart as ever."""
+    play = Play(raw_job(workers=2, labels={names.APP: "mindie-ms-server", names.JOB_ID: "x"})).start()
+    kept = play.pods["test-job-worker-0"].uid
+    for workers in (3, 1, 2):
+        play.raw["spec"]["replicaSpecs"]["Worker"]["replicas"] = workers
+        play.reconcile()
+        assert "Restarting" != play.state
+        play.run_all()
+        play.reconcile()
+        assert ("Running", workers + 1) == (play.state, len(play.pods))
+    assert (kept, 0) == (play.pods["test-job-worker-0"].uid, play.status["restarts"])
+    play.lose("test-job-worker-1")
+    play.crash()
+    play.reconcile()
+    assert ("Restarting", 1) == (play.state, play.status["restarts"])
+
+
+def test_a_request_that_names_nobody_is_answered_without_a_restart() -> None:
+    play = Play(raw_job(workers=2, policy={"backoffLimit": 1})).start()
+    play.raw["status"]["requests"] = [{"id": "r1", "pods": ["nobody"], "reason": "gone"}, {"id": "r2"}]
+    play.reconcile()
+    assert ("Running", 0) == (play.state, play.status["restarts"])
+    assert {"r1": 0, "r2": 0} == play.status["handledRequests"]
+    assert not play.deleted
 
 
 def test_a_request_moves_the_pods_that_it_names_once() -> None:
@@ -229,13 +308,28 @@ def test_hot_switch_keeps_place_and_count() -> None:
     (standby,) = [pod for pod in play.pods.values() if pod.backup]
     assert standby.slot == source.slot
     assert play.pods[source.name].annotations[names.BACKUP_NEW] == standby.name
-    assert play.status["replicaStatuses"]["Worker"] == {"active": 2}
+    assert play.counts["Worker"] == {"active": 2}
     play.run_all()
     play.lose(source.name)
     play.reconcile()
     assert len(play.pods) == 3
     assert not play.pods[standby.name].backup
     assert (play.state, play.status["restarts"]) == ("Running", 0)
+
+
+def test_a_pod_stays_until_its_standby_is_alive() -> None:
+    """The scheduler may ask for the switch early; a pod that works is not given up for one that waits."""
+    play = Play(raw_job(workers=1)).start()
+    source = "test-job-worker-0"
+    play.change(source, annotations={names.HOT_SWITCH: "true", names.ASK_OPERATOR: "create"})
+    play.reconcile()
+    play.change(source, annotations={**play.pods[source].annotations, names.ASK_VOLCANO: "delete"})
+    play.reconcile()
+    assert source not in play.deleted
+    play.run_all()
+    play.reconcile()
+    assert [source] == play.deleted
+    assert ("Running", 0) == (play.state, play.status["restarts"])
 
 
 def test_a_standby_that_is_not_wanted_leaves_no_trace() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from taskd.core.acjob.services import leader_port, leader_service, leader_service_name, pods_service
+from tests.core.acjob.play import Play, raw_job
 from tests.core.acjob.samples import make_job, make_template
 
 
@@ -81,3 +84,16 @@ def test_host_names_need_one_headless_service_in_a_namespace() -> None:
         "publishNotReadyAddresses": True,
         "selector": {"training.kubeflow.org/operator-name": "ascendjob-controller"},
     }
+
+
+@pytest.mark.parametrize(
+    ("policy", "stays"), [("", False), ("Running", False), ("All", False), ("None", True)]
+)
+def test_the_address_of_the_leader_goes_when_no_pod_runs(policy: str, stays: bool) -> None:
+    """With the policy None pods may run on after the end, and somebody may still look for them."""
+    play = Play(raw_job(policy={"cleanPodPolicy": policy} if policy else {})).start()
+    play.fail("test-job-worker-0")
+    play.reconcile()
+
+    assert play.state == "Failed"
+    assert stays == (play.service is not None)

@@ -40,7 +40,7 @@ def test_running_means_that_every_pod_has_started() -> None:
     play.reconcile()
     assert (play.state, play.last["reason"]) == ("Running", "JobRunning")
     assert play.status["readyReplicas"] == "4/4"
-    assert play.status["replicaStatuses"] == {"Master": {"active": 1}, "Worker": {"active": 3}}
+    assert play.counts == {"Master": {"active": 1}, "Worker": {"active": 3}}
 
 
 def test_however_fast_a_job_is_it_was_created_first() -> None:
@@ -80,7 +80,7 @@ def test_all_workers_waits_for_those_that_compute() -> None:
     play.change("test-job-worker-0", phase="Succeeded")
     play.reconcile()
     assert play.state == "Succeeded"
-    assert play.status["replicaStatuses"]["Scheduler"] == {"succeeded": 1}
+    assert play.counts["Scheduler"] == {"succeeded": 1}
     assert "test-job-scheduler-0" in play.deleted
 
 
@@ -103,7 +103,7 @@ def test_the_peers_of_a_failed_pod_do_not_keep_their_devices() -> None:
     assert play.deleted == ["test-job-master-0"]
     assert set(play.pods) == {"test-job-worker-0"}
     assert play.group is None
-    assert play.status["replicaStatuses"] == {"Master": {"active": 0}, "Worker": {"failed": 1}}
+    assert play.counts == {"Master": {}, "Worker": {"failed": 1}}
 
 
 def test_an_explicit_none_leaves_them() -> None:
@@ -112,7 +112,18 @@ def test_an_explicit_none_leaves_them() -> None:
     play.reconcile()
     assert not play.deleted
     assert play.group is not None
-    assert play.status["replicaStatuses"]["Master"] == {"active": 1}
+    assert play.counts["Master"] == {"active": 1}
+
+
+def test_none_does_not_leave_pods_that_would_start_for_nothing() -> None:
+    """A pod without a node would be placed after the end of its job; one that a node has taken stays."""
+    play = Play(raw_job(workers=3, policy={"cleanPodPolicy": "None"}))
+    play.reconcile()
+    play.change("test-job-worker-0", phase="Pending", node="node-1")
+    play.change("test-job-master-0", phase="Running", node="node-1")
+    play.fail("test-job-worker-1")
+    play.reconcile()
+    assert ("Failed", ["test-job-worker-2"]) == (play.state, play.deleted)
 
 
 def test_all_removes_also_what_has_ended() -> None:

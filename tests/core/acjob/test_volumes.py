@@ -10,7 +10,8 @@ import pytest
 from taskd.core.acjob import names
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.pods import PodMaker
-from taskd.core.acjob.volumes import asked_sinks, check_code, config_maps, data_trace
+from taskd.core.acjob.volumes import asked_sinks, config_maps, data_trace
+from taskd.core.gojson import check_code
 from tests.core.acjob.samples import ADDRESSES, make_job, make_pods, make_template
 
 RESET, TRACE, RINGS = (

@@ -54,6 +54,14 @@ def true_states(site: Site, name: str) -> list[str]:
     ]
 
 
+def counts(status: Json) -> dict[str, Json]:
+    """The counts of pods in a status that are not zero, by role."""
+    return {
+        kind: {name: count for name, count in found.items() if count}
+        for kind, found in status["replicaStatuses"].items()
+    }
+
+
 def uid(site: Site, pod: str) -> str:
     """The UID of a pod."""
     return str(site.pod(pod)["metadata"]["uid"])

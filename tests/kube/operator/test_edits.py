@@ -59,6 +59,20 @@ def test_another_label_or_annotation_of_a_job_harms_nothing(
     assert site.state("job") == "Running"
 
 
+def test_a_label_that_is_changed_to_nonsense_is_told(
+    site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
+) -> None:
+    """Labels do not count as a change of the spec, but their values mean something all the same."""
+    nodes.add(1)
+    site.submit(small(labels={"subHealthyStrategy": "what"}))
+    wait_running(site, "job")
+    site.patch("job", {"metadata": {"labels": {"tor-affinity": "nonsense"}}})
+    until(lambda: "UnknownTorAffinity" in {reason for _, reason, _ in site.events("job")})
+    assert ["UnknownLabelValue", "UnknownTorAffinity"] == sorted(
+        reason for kind, reason, _ in site.events("job") if kind == "Warning"
+    )
+
+
 def test_a_new_template_is_for_pods_to_come(
     site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
 ) -> None:

@@ -3,12 +3,10 @@
 For each history of a job the undisturbed end is recorded; then the history is told again and again, and each
 time the controller is killed (SIGKILL) at another of its writes: once before the write reaches the API
 server, once after it was done but before the controller learns so. What is left at the end (status, pods with
-their generations and ranks, Services, PodGroups) must be what the undisturbed history left, times and
-addresses aside.
+their generations and ranks, Services, ConfigMaps, PodGroups) must be what the undisturbed history left, times
+and addresses aside.
 
-`make test` strikes at one write of each history. All of them::
-
-    TASKD_KILLS=all pytest tests/kube/operator/test_kills.py
+`make test` strikes at one write of each history, `make kills` at all of them.
 
 There is one controller at a time, so it runs without a Lease: waiting for one to expire would be most of the
 time. That two never act at once is shown elsewhere.
@@ -30,10 +28,11 @@ import pytest
 
 from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn
 from tests.kube.operator.proxy import AFTER, BEFORE, Proxy
-from tests.kube.operator.site import GROUPS, Controller, Json, Site, until
+from tests.kube.operator.site import GROUPS, JOBS, Controller, Json, Site, until
 from tests.kube.operator.small import annotate_pod, delete_pod, small
 
 LONG_S = 60.0
+DOOMED = {"fate": "lost"}
 
 
 class Immortal:
@@ -163,6 +162,41 @@ def lose_pods_too_often(stage: Stage) -> None:
     stage.site.wait_state(stage.job, "Failed", "JobFailed", limit_s=LONG_S)
 
 
+def lose_a_node(stage: Stage) -> None:
+    stage.nodes.remove(stage.site.pod(f"{stage.job}-master-0")["spec"]["nodeName"])
+    stage.settled(1)
+
+
+def make_it_larger(stage: Stage) -> None:
+    stage.site.patch(stage.job, {"spec": {"replicaSpecs": {"Worker": {"replicas": 2}}}})
+    stage.settled(1)
+
+
+def ask_for_a_move(stage: Stage) -> None:
+    request = {"id": "r1", "pods": [f"{stage.job}-worker-0"], "reason": "device 3 is faulty"}
+    path = f"{JOBS.format(stage.site.namespace)}/{stage.job}/status"
+    stage.site.kube.api.patch(path, {"status": {"requests": [request]}})
+    stage.settled(1)
+
+
+def run_out_of_time(stage: Stage) -> None:
+    stage.settled()
+    stage.site.wait_state(stage.job, "Failed", "JobFailed", limit_s=LONG_S)
+    until(lambda: not stage.site.pods(stage.job), LONG_S)
+
+
+def be_forgotten(stage: Stage) -> None:
+    stage.fail("worker-0", 1)
+    path = f"{JOBS.format(stage.site.namespace)}/{stage.job}"
+    until(lambda: stage.site.kube.api.find(path) is None, LONG_S)
+    until(lambda: not stage.site.pods(stage.job), LONG_S)
+
+
+def doomed_nodes(stage: Stage) -> None:
+    """A node to lose, and one to go to."""
+    stage.nodes.add(2, labels=DOOMED)
+
+
 @dataclass(frozen=True)
 class History:
     """A job, and what happens to it once it runs (or, with `from_start`, until it runs)."""
@@ -170,11 +204,15 @@ class History:
     what: Callable[[Stage], None]
     job: dict[str, Any] = field(default_factory=dict)
     from_start: bool = False
+    before: Callable[[Stage], None] = lambda _stage: None
 
+
+RECOVERS = {"annotations": {"recover-strategy": "recover"}}
+"""A job that has a ConfigMap of its own."""
 
 HISTORIES = {
-    "start": History(Stage.settled, from_start=True),
-    "pod-lost": History(lose_a_pod),
+    "start": History(Stage.settled, RECOVERS, from_start=True),
+    "pod-lost": History(lose_a_pod, RECOVERS),
     "retry-job": History(fail_a_pod, {"labels": {"fault-retry-times": "2"}}),
     "retry-pod": History(fail_a_pod, {"labels": {"fault-retry-times": "2", "pod-rescheduling": "on"}}),
     "exit-code": History(end_a_pod_by_a_signal, {"restart": "ExitCode"}),
@@ -182,12 +220,24 @@ HISTORIES = {
     "finish": History(fail_for_good, {"policy": {"cleanPodPolicy": "All"}}),
     "hot-switch": History(switch_a_pod, {"workers": 2}),
     "backoff": History(lose_pods_too_often, {"policy": {"backoffLimit": 1}}),
+    "node-lost": History(lose_a_node, {"workers": 0, "pod": {"nodeSelector": DOOMED}}, before=doomed_nodes),
+    "resize": History(make_it_larger),
+    "request": History(ask_for_a_move, {"workers": 2}),
+    "deadline": History(run_out_of_time, {"policy": {"activeDeadlineSeconds": 6}}, from_start=True),
+    "time-to-live": History(be_forgotten, {"policy": {"ttlSecondsAfterFinished": 1}}),
 }
 
 
 def left(site: Site, job: str) -> Json:
     """All that there is of a job, without times and addresses."""
-    raw = site.job(job)
+    raw = site.kube.api.find(f"{JOBS.format(site.namespace)}/{job}")
+    found = {"status": _told(raw) if raw else None, **_owned(site, job, raw)}
+    text = re.sub(rf"\b{job}\b", "JOB", repr(found))
+    replaced: Json = eval(text)  # noqa: S307 - our own repr, with the job's name replaced
+    return replaced
+
+
+def _told(raw: Json) -> Json:
     status = {key: value for key, value in raw["status"].items() if not key.endswith("Time")}
     status.pop("masterAddr", None)
     status["conditions"] = [
@@ -202,11 +252,15 @@ def left(site: Site, job: str) -> Json:
         status["lastFault"] = {
             key: v for key, v in status["lastFault"].items() if key not in {"time", "node"}
         }
-        status["lastFault"]["summary"] = re.sub(r" on node-\d+", "", status["lastFault"]["summary"])
+        status["lastFault"]["summary"] = re.sub(r"node-\d+", "NODE", status["lastFault"]["summary"])
+    return status
+
+
+def _owned(site: Site, job: str, raw: Json | None) -> Json:
     pods = {}
     for name, pod in site.pods(job).items():
         marks = pod["metadata"]["annotations"]
-        assert pod["metadata"]["ownerReferences"][0]["uid"] == raw["metadata"]["uid"]
+        assert raw is None or pod["metadata"]["ownerReferences"][0]["uid"] == raw["metadata"]["uid"]
         pods[re.sub(r"-hot-\w+$", "-hot", name)] = (
             pod["metadata"]["labels"]["version"],
             pod["metadata"]["labels"]["replica-index"],
@@ -215,17 +269,19 @@ def left(site: Site, job: str) -> Json:
             sorted(key for key in marks if key.startswith(("need", "backup", "podType", "inHot"))),
         )
     groups = site.kube.api.items(GROUPS.format(site.namespace))
-    found = {
-        "status": status,
+    maps = site.kube.api.items(f"/api/v1/namespaces/{site.namespace}/configmaps")
+    return {
         "pods": pods,
         "services": sorted(name for name in site.services() if name.startswith(job)),
         "groups": [
             group["spec"]["minMember"] for group in groups if group["metadata"]["name"].startswith(job)
         ],
+        "maps": {
+            entry["metadata"]["name"]: (entry.get("data"), len(entry["metadata"].get("ownerReferences", ())))
+            for entry in maps
+            if entry["metadata"]["name"].endswith(f"-{job}")
+        },
     }
-    text = re.sub(rf"\b{job}\b", "JOB", repr(found))
-    replaced: Json = eval(text)  # noqa: S307 - our own repr, with the job's name replaced
-    return replaced
 
 
 def tell(stage: Stage, history: History, immortal: Immortal, strike: tuple[int, str] | None) -> Json:
@@ -235,6 +291,7 @@ def tell(stage: Stage, history: History, immortal: Immortal, strike: tuple[int, 
     def struck(number: int, _what: str) -> str | None:
         return strike[1] if strike is not None and number == strike[0] else None
 
+    history.before(stage)
     if not history.from_start:
         stage.site.submit(content)
         stage.settled()
@@ -244,6 +301,12 @@ def tell(stage: Stage, history: History, immortal: Immortal, strike: tuple[int, 
         stage.site.submit(content)
     history.what(stage)
     return left(stage.site, stage.job)
+
+
+def forget(site: Site, job: str) -> None:
+    """Delete a job, if it is still there: what it did must not be counted among the next one's writes."""
+    if site.kube.api.find(f"{JOBS.format(site.namespace)}/{job}") is not None:
+        site.delete(job)
 
 
 @pytest.mark.timeout(900)
@@ -265,6 +328,7 @@ def test_a_controller_that_dies_at_a_write_is_followed_by_one_that_ends_at_the_s
 
     until(at_rest, LONG_S)
     count = len(immortal.proxy.writes)
+    forget(site, "job-x")
     assert count >= 2, immortal.proxy.writes
     points = [(number, way) for number in range(1, count + 1) for way in (BEFORE, AFTER)]
     if os.environ.get("TASKD_KILLS") != "all":
@@ -284,6 +348,6 @@ def test_a_controller_that_dies_at_a_write_is_followed_by_one_that_ends_at_the_s
             calm, shaken = (pprint.pformat(end, width=200).splitlines() for end in (wanted[-1], found[-1]))
             differences = "\n".join(difflib.unified_diff(calm, shaken))
             pytest.fail(f"killed {point[1]} write {point[0]} of {immortal.proxy.writes}:\n{differences}")
-        stage.site.delete(stage.job)
+        forget(site, stage.job)
     # How many times pods are counted depends on how fast they start, so the last writes may not come.
     assert immortal.kills >= (len(points) + 1) // 2, immortal.proxy.writes

@@ -34,6 +34,16 @@ EXPECTED = {
         LED, {"ENABLE_RESTART_FAULT_PROCESS": "on", "TASKD_RECOVER_STRATEGY": "recover-in-place"}
     ),
     "pytorch_online_recovery.yaml": Becomes(LED, {"HIGH_AVAILABILITY": "retry", "PROCESS_RECOVER": "on"}),
+    "pytorch_dump.yaml": Becomes(LED, {"HIGH_AVAILABILITY": "dump", "TASKD_RECOVER_STRATEGY": "dump"}),
+    "pytorch_exit.yaml": Becomes(LED, {"TASKD_RECOVER_STRATEGY": "exit"}),
+    "pytorch_all_strategies.yaml": Becomes(
+        LED,
+        {
+            "HIGH_AVAILABILITY": "dump,recover,retry",
+            "ENABLE_RESTART_FAULT_PROCESS": "on",
+            "TASKD_RECOVER_STRATEGY": "retry,recover-in-place,recover,dump,exit",
+        },
+    ),
     "mindspore_multinodes_acjob_910b.yaml": Becomes(
         ("scheduler-0", "worker-0", "worker-1"),
         {"MS_WORKER_NUM": "16", "MS_LOCAL_WORKER": "8", "MS_NODE_RANK": "1", "MS_ROLE": "MS_WORKER"},
@@ -41,7 +51,16 @@ EXPECTED = {
     "pytorch_nvidia_gpu.yaml": Becomes(
         ("master-0", "worker-0", "worker-1", "worker-2"), {"WORLD_SIZE": "32", "RANK": "3"}
     ),
-    "pytorch_cpu.yaml": Becomes(LED, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "1"}),
+    "pytorch_cpu.yaml": Becomes(
+        LED,
+        {
+            "WORLD_SIZE": "4",
+            "LOCAL_WORLD_SIZE": "2",
+            "RANK": "1",
+            "TASKD_NODES": "2",
+            "TASKD_PEERS": "pytorch-cpu-master-0.acjob-pods,pytorch-cpu-worker-0.acjob-pods",
+        },
+    ),
     "mindie_inference.yaml": Becomes(LED, {"MINDX_TASK_ID": "mindie1", "APP_TYPE": "mindie-ms-server"}),
 }
 

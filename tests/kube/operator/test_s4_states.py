@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.kube.operator.site import Json, until
+from tests.kube.operator.small import counts
 from tests.kube.operator.town import NPU, Town, job
 
 TYPES = {"Created", "Running", "Restarting", "Succeeded", "Failed"}
@@ -44,7 +45,7 @@ def test_s4_25_s4_26_s4_27_created_until_every_pod_has_started(town: Town) -> No
     town.release("starting-worker-1")
     town.site.wait_state(name, "Running", "JobRunning")
     assert "Running" == shown(town, name)
-    assert {"Master": {"active": 1}, "Worker": {"active": 2}} == town.site.status(name)["replicaStatuses"]
+    assert {"Master": {"active": 1}, "Worker": {"active": 2}} == counts(town.site.status(name))
 
 
 def test_s4_28_restarting_until_the_lost_pod_runs_again(town: Town) -> None:
@@ -213,8 +214,25 @@ def test_s4_49_the_whole_status_as_yaml(town: Town, finished: str) -> None:
     status = yaml.safe_load(text)["status"]
 
     assert ["Created", "Running", "Succeeded"] == [condition["type"] for condition in status["conditions"]]
-    assert {"Master": {"succeeded": 1}, "Worker": {"succeeded": 1}} == status["replicaStatuses"]
+    assert {"Master": {"succeeded": 1}, "Worker": {"succeeded": 1}} == counts(status)
     assert {"startTime", "completionTime", "observedGeneration", "lastReconcileTime"} <= set(status)
+
+
+def test_s4_25_wide_adds_pods_restarts_strategy_and_the_last_fault(town: Town) -> None:
+    """What the controller has come to know of a job that lost a pod, in one line."""
+    name = town.running(
+        job("wide", annotations={"recover-strategy": "retry, recover"}, restart_policy="ExitCode")
+    )
+    town.exit("wide-worker-0", 137, reason="OOMKilled")
+    until(lambda: town.site.status(name).get("restarts") == 1 and town.site.state(name) == "Running")
+
+    head, row = town.site.kube.kubectl("get", "acjob", "-n", town.namespace, name, "-o", "wide").splitlines()
+
+    assert ["NAME", "STATE", "AGE", "READY", "RESTARTS", "STRATEGY", "LASTFAULT"] == head.split()
+    assert [name, "Running"] == row.split()[:2]
+    assert ["2/2", "1", "retry,recover"] == row.split()[3:6]
+    assert "wide-worker-0" in row
+    assert "ran out of memory" in row
 
 
 def test_s4_50_the_conditions_by_jsonpath(town: Town, finished: str) -> None:

@@ -16,6 +16,7 @@ from tests.kube.operator.small import (
     Story,
     annotate_pod,
     conditions,
+    counts,
     delete_pod,
     label,
     small,
@@ -46,7 +47,7 @@ def test_weakness_01_a_standby_has_the_rank_of_its_source_and_takes_its_place(
     found = site.wait_pods("job", 4)
     (standby,) = set(found) - {"job-master-0", "job-worker-0", "job-worker-1"}
     assert label(site, standby, "replica-index") == "1"
-    for key in ("hccl/rankIndex", "taskd.io/world-size"):
+    for key in ("hccl/rankIndex", "taskd.io/shape"):
         assert found[standby]["metadata"]["annotations"][key] == source["metadata"]["annotations"][key]
     assert site.env(standby) == environment
     nodes.wait_phase(site.namespace, standby, "Running")
@@ -60,7 +61,7 @@ def test_weakness_01_a_standby_has_the_rank_of_its_source_and_takes_its_place(
     assert set(site.pods("job")) == {"job-master-0", "job-worker-0", standby}
     creations = [entry for entry in written(site, mark, "pods") if entry[0] == "create"]
     assert len(creations) == 1, "the standby and nothing else"
-    assert site.status("job")["replicaStatuses"] == {"Master": {"active": 1}, "Worker": {"active": 2}}
+    assert counts(site.status("job")) == {"Master": {"active": 1}, "Worker": {"active": 2}}
     assert site.status("job")["restarts"] == 0
     assert site.state("job") == "Running"
 
@@ -171,7 +172,7 @@ def test_weakness_06_a_job_says_running_only_while_all_of_it_runs(
         wait_running(site, "job")
     for status in story.statuses:
         running = [c for c in status["conditions"] if c["type"] == "Running" and c["status"] == "True"]
-        active = sum(counts.get("active", 0) for counts in status["replicaStatuses"].values())
+        active = sum(found.get("active", 0) for found in status["replicaStatuses"].values())
         assert not running or active == 2, status
     assert story.states() == ["Running", "Restarting", "Running"]
 
@@ -195,7 +196,7 @@ def test_weakness_07_a_job_whose_pod_group_was_deleted_goes_on(
     old = uid(site, "job-worker-0")
     delete_pod(site, "job-worker-0")
     wait_replaced(site, "job-worker-0", old)
-    until(lambda: site.status("job")["replicaStatuses"]["Worker"] == {"pending": 1})
+    until(lambda: counts(site.status("job"))["Worker"] == {"pending": 1})
     volcano.start()
     wait_settled(site, "job", 1)
     assert versions(site, "job") == {"job-master-0": 0, "job-worker-0": 1}

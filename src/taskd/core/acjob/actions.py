@@ -72,6 +72,11 @@ class DeletePodGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteService:
+    """Give the address of the leader back."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete the job and all it owns: its time after the end is over."""
 
@@ -85,6 +90,7 @@ Action = (
     | DeletePod
     | AnnotatePod
     | DeletePodGroup
+    | DeleteService
     | DeleteJob
 )
 

@@ -8,10 +8,11 @@ failed pod is deleted), the status goes first.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.acjob import conditions, names, restarts, switching, validation
+from taskd.core.acjob import backoff, conditions, names, restarts, switching, validation
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.actions import (
@@ -28,7 +29,7 @@ from taskd.core.acjob.actions import (
 )
 from taskd.core.acjob.conditions import Condition
 from taskd.core.acjob.finishing import clean_up, deadline_at, has_succeeded
-from taskd.core.acjob.job import Job
+from taskd.core.acjob.job import Job, Slot
 from taskd.core.acjob.seen import FAILED, PENDING, RUNNING, SUCCEEDED, Snapshot, roster
 from taskd.core.acjob.status import Status, stamp
 
@@ -50,12 +51,12 @@ def decide(seen: Snapshot, now: float) -> Decision:
         # Whatever the first news is, the job was created: who waits for that condition need not be quick.
         status = _tell(status, _created(f"{metadata.get('namespace')}/{metadata.get('name')}"), now)
     problems = seen.problems
-    if problems is None or seen.missing_queue is not None:
-        problems = validation.validate(seen.raw, missing_queue=seen.missing_queue)
-    if problems:
-        told = Condition(names.FAILED, names.JOB_INVALID, validation.summary(problems))
-        return Decision(_tell(status, told, now))
-    return _Course(seen.job or jobs.read(seen.raw), seen, status, now).run()
+    # A queue that goes takes nothing from a job that has had its turn.
+    missing_queue = None if seen.pods or status.start_time else seen.missing_queue
+    if problems is None or missing_queue is not None:
+        problems = validation.validate(seen.raw, missing_queue=missing_queue)
+    course = _Course(seen.job or jobs.read(seen.raw), seen, status, now)
+    return course.stall(validation.summary(problems)) if problems else course.run()
 
 
 def _tell(status: Status, news: Condition, now: float) -> Status:
@@ -67,7 +68,7 @@ def _created(key: str) -> Condition:
 
 
 class _Course:
-    """The way of one decision about a valid job that has not ended."""
+    """The way of one decision about a job that has not ended."""
 
     def __init__(self, job: Job, seen: Snapshot, status: Status, now: float) -> None:
         self.job = job
@@ -76,28 +77,43 @@ class _Course:
         self.found = roster(job, seen.pods)
         self.requests = restarts.requests_of(seen.raw)
         known = {str(request.get("id")) for request in self.requests}
+        handled = {name: answer for name, answer in status.handled.items() if name in known}
+        handled = dict.fromkeys(restarts.idle(self.found, self.requests), status.restarts) | handled
         self.status = replace(
             status,
             strategy=",".join(job.strategies()),
-            handled={name: answer for name, answer in status.handled.items() if name in known},
+            handled=handled,
             leader_ip=status.leader_ip or (seen.service.ip if seen.service else ""),
         )
-        missed = restarts.missed(job, self.found, self.status, seen.departed, stamp(now))
+        missed = restarts.missed(job, self.found, self.status, seen.departed, now)
         if missed is not None:
             told = Condition(names.RESTARTING, names.JOB_RESTARTING, missed.message)
             self.status = _tell(missed.status, told, now)
+        self.found.finish(self._finished())
+        self.status = replace(self.status, finished=self.found.finished)
+
+    def _finished(self) -> set[Slot]:
+        """The places that have done their share, in what this restart keeps of the job."""
+        counts = {replicas.kind: replicas.count for replicas in self.job.replicas}
+        found = {
+            slot
+            for slot in self.status.finished | self.seen.finished
+            if slot.index < counts.get(slot.kind, 0)
+        }
+        replaced = self.status.restarts if self.status.whole_job else 0
+        return found | {
+            slot
+            for slot, pod in self.found.regular.items()
+            if pod.phase == SUCCEEDED and pod.version >= replaced
+        }
 
     def run(self) -> Decision:
         """From the coarsest question to the finest."""
         if self.job.suspend:
-            return self._suspended()
-        ends = deadline_at(self.job, self.status)
-        if ends is not None and self.now >= ends:
-            return self._fail(
-                f"Job {self.job.key} has failed because it was active longer than the deadline of "
-                f"{self.job.deadline_s} s.",
-                {"type": "deadline", "summary": "the job was active longer than its deadline allows"},
-            )
+            told = Condition(names.CREATED, names.JOB_SUSPENDED, f"Job {self.job.key} is suspended.")
+            return self._suspended(told)
+        if self._is_late():
+            return self._late()
         verdict = restarts.look(
             self.job,
             self.found,
@@ -114,19 +130,38 @@ class _Course:
                 decision = self._restart(verdict)
             case None:
                 decision = self._go_on()
-        if ends is not None and decision.wake_at is None:
-            decision = replace(decision, wake_at=ends)
-        return decision
+        # Asked of the new status: the time runs from this very decision on where it lets the job begin.
+        return _awake(decision, deadline_at(self.job, decision.status))
+
+    def stall(self, mistakes: str) -> Decision:
+        """Leave a job with mistakes as it is, until they are mended, it is halted, or its time is over."""
+        if self._is_late():
+            return self._late()
+        told = Condition(names.FAILED, names.JOB_INVALID, mistakes)
+        if self.job.suspend:
+            return self._suspended(told)
+        return _awake(Decision(_tell(self.status, told, self.now)), deadline_at(self.job, self.status))
 
     # ------------------------------------------------------------------------------------ ways out
 
+    def _is_late(self) -> bool:
+        ends = deadline_at(self.job, self.status)
+        return ends is not None and self.now >= ends and not self.job.suspend
+
+    def _late(self) -> Decision:
+        return self._fail(
+            f"Job {self.job.key} has failed because it was active longer than the deadline of "
+            f"{self.job.deadline_s} s.",
+            {"type": "deadline", "summary": "the job was active longer than its deadline allows"},
+        )
+
     def _fail(self, message: str, fault: dict[str, object]) -> Decision:
         status = self._counted(replace(self.status, last_fault={"time": stamp(self.now), **fault}))
-        status = replace(status, completion_time=stamp(self.now), stable=False)
+        status = replace(status, completion_time=stamp(self.now), stable=False, finished=frozenset())
         status = _tell(status, Condition(names.FAILED, names.JOB_FAILED, message), self.now)
         return Decision(status, status_first=True)
 
-    def _suspended(self) -> Decision:
+    def _suspended(self, told: Condition) -> Decision:
         """Everything that holds devices goes; what the job has counted stays."""
         actions: list[Action] = [
             DeletePod(pod.name, pod.uid, None, "the job is suspended")
@@ -135,8 +170,10 @@ class _Course:
         ]
         if not self.seen.pods and self.seen.gang and self.seen.pod_group is not None:
             actions.append(DeletePodGroup())
-        status = self._counted(replace(self.status, start_time="", stable=False))
-        told = Condition(names.CREATED, names.JOB_SUSPENDED, f"Job {self.job.key} is suspended.")
+        # Whoever resumes it starts it anew: no restart is under way then, nor does one wait.
+        self.found.finish(())
+        status = replace(self.status, start_time="", stable=False, whole_job=False, row=0, restarted_at="")
+        status = self._counted(replace(status, finished=frozenset()))
         if conditions.find(status.conditions, names.RESTARTING):
             status = _retract(status, names.RESTARTING, self.now)
         # The loss of these pods is nobody's fault, so the wish is stored before they go.
@@ -145,13 +182,13 @@ class _Course:
     # ------------------------------------------------------------------------------------ restarts
 
     def _restart(self, restart: restarts.Restart) -> Decision:
-        status = restarts.begin(self.status, restart)
+        status = restarts.begin(self.status, restart, self.now)
         status = _tell(
             self._counted(status),
             Condition(names.RESTARTING, names.JOB_RESTARTING, restart.message),
             self.now,
         )
-        if restart.lost:
+        if restart.lost and not backoff.delay_s(status.row):
             # The pods are gone already. Their successors wear the number of this restart, so it is counted
             # even if this controller dies before it has stored the status.
             blocked = self._supplies(status)
@@ -172,25 +209,49 @@ class _Course:
     # -------------------------------------------------------------------------------------- going on
 
     def _go_on(self) -> Decision:
-        status = self.status
         if self.seen.failures:
-            return self._refused(status)
-        waiting = self._supplies(status)
+            return self._refused(self.status) if self._held_up() else self._state(self.status, ())
+        waiting = self._supplies(self.status)
         if waiting is not None:
             return waiting
+        if not self.status.start_time:
+            self.status = replace(self.status, start_time=stamp(self.now))
+            if self._is_late():  # a deadline of 0
+                return self._late()
+        status = self.status
         actions = self._removals(status)
         leaving = {action.uid for action in actions if isinstance(action, DeletePod)}
         actions += tuple(
             move for move in switching.moves(self.found, status.restarts) if _about(move) not in leaving
         )
-        empty = self.found.empty
+        empty, waits_until = self.found.empty, None
         if empty and not has_succeeded(self.job, self.found):
-            actions = (*actions, CreatePods(empty, status.restarts))
-        return self._state(status, actions)
+            waits_until = backoff.over_at(status)
+            if waits_until is None or self.now >= waits_until:
+                actions, waits_until = (*actions, CreatePods(empty, status.restarts)), None
+        return _awake(self._state(status, actions), waits_until)
+
+    def _held_up(self) -> bool:
+        """Whether what was refused is something that the job needs now; other refusals are Events.
+
+        Pods that run do not reach their leader without its Service. They need no change of their PodGroup,
+        and none of them needs a standby.
+        """
+        reasons = {failure.reason for failure in self.seen.failures}
+        if names.SYNC_SERVICE_FAILED in reasons or self.found.empty:
+            return True
+        return names.SYNC_POD_GROUP_FAILED in reasons and bool(self.found.idle())
 
     def _refused(self, status: Status) -> Decision:
         failure = self.seen.failures[0]
         told = Condition(names.CREATED, failure.reason, failure.message)
+        idle = self.found.idle()
+        if self._restarts(status, idle):
+            # A job that has run does not go back to its beginning because a pod cannot be replaced yet.
+            cause = self._cause(status, idle)
+            told = replace(
+                cause, message=f"{cause.message}{restarts.REFUSED}{failure.reason}: {failure.message}"
+            )
         return Decision(_tell(self._counted(status), told, self.now))
 
     def _supplies(self, status: Status) -> Decision | None:
@@ -217,26 +278,35 @@ class _Course:
     def _state(self, status: Status, actions: tuple[Action, ...]) -> Decision:
         job, found = self.job, self.found
         status = self._counted(status)
-        if not status.start_time:
-            status = replace(status, start_time=stamp(self.now))
         if has_succeeded(job, found):
             message = f"Job {job.key} successfully completed."
-            status = replace(status, completion_time=stamp(self.now), stable=False)
+            status = replace(status, completion_time=stamp(self.now), stable=False, finished=frozenset())
             status = _tell(status, Condition(names.SUCCEEDED, names.JOB_SUCCEEDED, message), self.now)
             return Decision(self._made(status), status_first=True)
         idle = found.idle()
         if not idle:
-            status = replace(status, stable=True, whole_job=False)
+            places = {replicas.kind: replicas.count for replicas in job.replicas} if job.inference else {}
+            status = replace(status, stable=True, whole_job=False, places=places)
             told = Condition(names.RUNNING, names.JOB_RUNNING, f"Job {job.key} is running.")
-        elif status.restarts or status.stable:
-            told = conditions.find(status.conditions, names.RESTARTING) or Condition(
-                names.RESTARTING,
-                names.JOB_RESTARTING,
-                restarts.restarting_message(job, [slot.kind for slot in idle]),
-            )
+        elif self._restarts(status, idle):
+            told = self._cause(status, idle)
         else:
             return Decision(_tell(status, _created(job.key), self.now), actions)
         return Decision(self._made(_tell(status, told, self.now)), actions)
+
+    def _restarts(self, status: Status, idle: Sequence[Slot]) -> bool:
+        """Whether a place is empty because something was lost, rather than not there yet."""
+        if status.stable:
+            return not all(restarts.added(status, slot) for slot in idle)
+        return bool(status.restarted_at or conditions.find(status.conditions, names.RESTARTING))
+
+    def _cause(self, status: Status, idle: Sequence[Slot]) -> Condition:
+        """The restart that is under way, in the words it began with."""
+        told = conditions.find(status.conditions, names.RESTARTING)
+        if told is not None:
+            return replace(told, message=told.message.partition(restarts.REFUSED)[0])
+        message = restarts.restarting_message(self.job, [slot.kind for slot in idle])
+        return Condition(names.RESTARTING, names.JOB_RESTARTING, message)
 
     def _made(self, status: Status) -> Status:
         """The status once nothing is in the way of the job's pods any more.
@@ -249,8 +319,12 @@ class _Course:
     def _counted(self, status: Status) -> Status:
         """The status with the pods counted anew."""
         counts: dict[str, Counter[str]] = {replicas.kind: Counter() for replicas in self.job.replicas}
-        ready = 0
+        ready = len(self.found.finished)
+        for slot in self.found.finished:
+            counts[slot.kind][COUNTED[SUCCEEDED]] += 1
         for slot, pod in self.found.regular.items():
+            if slot in self.found.finished:
+                continue
             if not pod.deleting and pod.phase in COUNTED:
                 counts[slot.kind][COUNTED[pod.phase]] += 1
             ready += pod.alive
@@ -268,6 +342,12 @@ def _about(move: Action) -> str:
             return uid
         case _:
             return ""
+
+
+def _awake(decision: Decision, at: float | None) -> Decision:
+    """The decision, to be taken again at that time at the latest."""
+    times = [time for time in (decision.wake_at, at) if time is not None]
+    return replace(decision, wake_at=min(times, default=None))
 
 
 def _gate(phase: str, message: str) -> tuple[str, str]:

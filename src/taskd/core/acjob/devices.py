@@ -14,6 +14,9 @@ from taskd.core.acjob import names
 from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, main_container, mapping
 
 VENDORS: Final = ("huawei.com/", "nvidia.com/")
+ASCEND: Final = "huawei.com/"
+GPU: Final = "nvidia.com/gpu"
+COMPUTING: Final = (ASCEND, "nvidia.com/gpu.shared", "nvidia.com/mig-")
 NPU_CORE: Final = "huawei.com/npu-core"
 WHOLE_CARDS: Final = (
     "huawei.com/npu",
@@ -42,15 +45,26 @@ class Request:
 
 
 def requested(template: Json) -> Request | None:
-    """The devices of the main container; the first in alphabetical order where there are several kinds."""
+    """The devices of the main container that compute.
+
+    Where there are several kinds, whole GPUs come before parts of one; otherwise the alphabet decides.
+    """
     resources = mapping(main_container(template).get("resources"))
     amounts = {**mapping(resources.get("limits")), **mapping(resources.get("requests"))}
-    for resource in sorted(amounts):
-        if resource.startswith(VENDORS):
-            count = whole_number(amounts[resource])
-            if count:
-                return Request(resource, count)
+    for resource in sorted(filter(computes, amounts), key=_rank):
+        count = whole_number(amounts[resource])
+        if count:
+            return Request(resource, count)
     return None
+
+
+def _rank(resource: str) -> tuple[bool, bool, str]:
+    return not resource.startswith(ASCEND), resource != GPU, resource
+
+
+def computes(resource: str) -> bool:
+    """Whether a process is started for each unit of it; NVIDIA's plug-ins offer network devices too."""
+    return resource == GPU or resource.startswith(COMPUTING)
 
 
 def whole_number(quantity: object) -> int:

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from taskd.core.acjob import names, recoveryenv
-from taskd.core.acjob.devices import Request, World, requested, soft_shared
+from taskd.core import podplace
+from taskd.core.acjob import hostnames, names, recoveryenv
+from taskd.core.acjob.devices import ASCEND, Request, World, requested, soft_shared
 from taskd.core.acjob.job import WORKER, Job, Json, mapping
 
 Entry: TypeAlias = dict[str, Any]
 ByRank: TypeAlias = Callable[[int], str]
 
-ASCEND: Final = "huawei.com/"
 SOFT: Final = "soft"
 MULTILEVEL: Final = "multilevel"
 
@@ -208,6 +208,11 @@ class _Maker:
         self._add("MASTER_ADDR", self._addresses.leader_ip)
         self._add("MASTER_PORT", str(self._addresses.leader_port))
         self._add_ranked("RANK", str)
+        # A leader without processes is no node, and its workers are counted from 0: `taskd run` has no place.
+        if self._world.leader_computes:
+            self._add(podplace.NODES, str(self._world.nodes))
+            if peers := podplace.format_peers(hostnames.of_all_pods(self._job)):
+                self._add(podplace.PEERS, peers)
 
     def _mindspore(self) -> None:
         self._leader_address("MS_SCHED_HOST")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taskd.core.acjob import conditions, devices, names
-from taskd.core.acjob.actions import Action, Decision, DeleteJob, DeletePod, DeletePodGroup
+from taskd.core.acjob.actions import Action, Decision, DeleteJob, DeletePod, DeletePodGroup, DeleteService
 from taskd.core.acjob.job import WORKER, Job
 from taskd.core.acjob.seen import PENDING, RUNNING, SUCCEEDED, PodSeen, Roster, Snapshot, roster
 from taskd.core.acjob.status import Status, moment
@@ -22,14 +22,18 @@ def has_succeeded(job: Job, found: Roster) -> bool:
         per_pod = devices.world(job).per_pod
         must = [kind for kind in must if kind == WORKER or per_pod[kind]]
     return not any(slot.kind in must for slot in found.empty) and all(
-        pod.phase == SUCCEEDED for slot, pod in found.regular.items() if slot.kind in must
+        pod.phase == SUCCEEDED or slot in found.finished
+        for slot, pod in found.regular.items()
+        if slot.kind in must
     )
 
 
 def deadline_at(job: Job, status: Status) -> float | None:
-    """When the job must have ended."""
+    """When the job must have ended; as with a Job of Kubernetes, 0 is the moment at which it begins."""
     began = moment(status.start_time) if status.start_time else None
-    return began + job.deadline_s if began is not None and job.deadline_s else None
+    if began is None or job.deadline_s is None or job.deadline_s < 0:
+        return None
+    return began + job.deadline_s
 
 
 def clean_up(job: Job, seen: Snapshot, status: Status, now: float) -> Decision:
@@ -46,6 +50,8 @@ def clean_up(job: Job, seen: Snapshot, status: Status, now: float) -> Decision:
     active = [pod for pod in seen.pods if pod.phase in {RUNNING, PENDING}]
     if seen.gang and seen.pod_group is not None and not active:
         actions.append(DeletePodGroup())
+    if seen.service is not None and not active and job.clean_pod_policy != "None":
+        actions.append(DeleteService())
     return Decision(_final_counts(job, seen, status), tuple(actions), wake_at=expires)
 
 

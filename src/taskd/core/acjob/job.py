@@ -133,6 +133,16 @@ class Job:
         return limit if limit > 0 else None
 
 
+_KINDS: Final = {kind.lower(): kind for kind in (*LEADERS.values(), WORKER)}
+
+
+def slot_of(labels: Mapping[str, str]) -> Slot | None:
+    """The place that a pod's labels name, if they name one."""
+    kind = _KINDS.get(labels.get(names.REPLICA_TYPE, ""))
+    index = labels.get(names.REPLICA_INDEX, "")
+    return Slot(kind, int(index)) if kind is not None and index.isdecimal() else None
+
+
 def mapping(value: object) -> Json:
     """The value if it is a map, else an empty one: absent and null mean the same in Kubernetes."""
     return value if isinstance(value, Mapping) else {}

@@ -72,8 +72,8 @@ RESET_LABEL: Final = "reset"
 
 APPLIED: Final = "taskd.io/applied"
 """On a PodGroup: a mark of what was applied, so that a change of the job is noticed without comparing."""
-WORLD_SIZE: Final = "taskd.io/world-size"
-"""On a pod: the number of processes that it was told the job has."""
+SHAPE: Final = "taskd.io/shape"
+"""On a pod: framework, roles, pods and processes per pod of the job that it was made for."""
 
 # --------------------------------------------------------------------------- labels, annotations of a pod
 OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
@@ -125,6 +125,8 @@ POD_GROUP_NOT_INITIALIZED: Final = "PodGroupNotInitialized"
 POD_GROUP_PENDING: Final = "PodGroupPending"
 SYNC_SERVICE_FAILED: Final = "SyncServiceFailed"
 POD_CREATE_FAILED: Final = "PodCreateFailed"
+SYNC_CONFIG_MAP_FAILED: Final = "SyncConfigMapFailed"
+"""Of an Event only: no state of the job speaks of ConfigMaps."""
 
 SET_JOB_SCHEDULER: Final = "SettedJobSchedulerName"
 SET_TEMPLATE_SCHEDULER: Final = "SettedPodTemplateSchedulerName"
@@ -171,4 +173,9 @@ SCHEDULE_POLICIES: Final = (
     "multilevel",
 )
 
+BACK_OFF: Final = "BackOff"
+"""An Event: a restart waits, because the ones before it did not help."""
 UNKNOWN_LABEL_VALUE: Final = "UnknownLabelValue"
+NO_HOST_NAME: Final = "NoHostName"
+RANK_TABLE_NOT_WRITTEN: Final = "RankTableNotWritten"
+RANK_TABLE_FAILED: Final = "RankTableFailed"

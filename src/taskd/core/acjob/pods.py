@@ -7,21 +7,16 @@ nobody may change a manifest that came from here; it is made to be sent.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from taskd.core.acjob import names
+from taskd.core.acjob import hostnames, names
 from taskd.core.acjob.devices import World, world
-from taskd.core.acjob.environment import Addresses, ByRank, Variables, literal, merge, variables
+from taskd.core.acjob.environment import Addresses, ByRank, Variables, has_ascend, literal, merge, variables
 from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping
 from taskd.core.acjob.services import owner_reference, type_labels
-from taskd.core.acjob.volumes import Mount, left_alone, mounts, with_mounts
+from taskd.core.acjob.volumes import CONFIG_MAP, FILE, Mount, asked_sinks, mounts, with_mounts
 
-_DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_NAMED_BY: Final = ("hostname", "subdomain", "hostNetwork", "setHostnameAsFQDN")
-"""Fields by which a template settles the host name itself. The last one would make the full name the host
-name, which the kernel cuts at 64 characters and the kubelet therefore refuses."""
 _EXIT_CODE: Final = "ExitCode"
 _NOTHING: Final[Mapping[str, str]] = {}
 
@@ -69,7 +64,7 @@ class _Mould:
         if replicas.kind != WORKER:
             self._labels[names.JOB_ROLE] = "master"
         self._annotations = dict(mapping(metadata.get("annotations")))
-        self._annotations[names.WORLD_SIZE] = str(sizes.size)
+        self._annotations[names.SHAPE] = shape(job)
         if gang:
             self._annotations[names.POD_GROUP_OF] = job.pod_group
             self._annotations[names.TASK_SPEC] = replicas.label
@@ -78,7 +73,7 @@ class _Mould:
             self._metadata["finalizers"] = metadata["finalizers"]
 
         spec = with_mounts(mapping(replicas.template.get("spec")), added)
-        self._named = not left_alone(job) and not any(spec.get(field) for field in _NAMED_BY)
+        self._named = hostnames.are_given(job, spec)
         self._spec = {**spec, "restartPolicy": pod_restart_policy(replicas)}
         if scheduler:
             self._spec["schedulerName"] = scheduler
@@ -95,7 +90,7 @@ class _Mould:
     ) -> dict[str, Any]:
         index = str(slot.index)
         spec = self._spec.copy()
-        if self._named and _DNS_LABEL.fullmatch(name):
+        if self._named and hostnames.is_label(name):
             spec["hostname"] = name
             spec["subdomain"] = names.PODS_SERVICE
         containers = self._containers.copy()
@@ -147,9 +142,19 @@ def scheduler_name(job: Job) -> str:
     return job.scheduler_name or names.VOLCANO
 
 
-def warnings(job: Job, *, gang: bool) -> tuple[tuple[str, str], ...]:
-    """What the user should know though the job runs: reason and message of Warning events, once per job."""
-    found = []
+def shape(job: Job) -> str:
+    """All that a pod was told of the others: pods of different shapes never meet."""
+    sizes = world(job)
+    parts = (f"{kind}={count}x{sizes.per_pod[kind]}" for kind, count in sizes.counts.items())
+    return " ".join((job.framework, *parts))
+
+
+def warnings(job: Job, *, gang: bool, table_files: bool = True) -> tuple[tuple[str, str], ...]:
+    """What the user should know though the job runs: reason and message of Warning events, once per job.
+
+    `table_files` says whether this controller has a directory for rank tables.
+    """
+    found = [*_nameless(job), *_unmet_tables(job, table_files=table_files)]
     if gang and job.scheduler_name not in {"", names.VOLCANO}:
         found.append((names.SET_JOB_SCHEDULER, names.SET_JOB_SCHEDULER_TEXT))
     schedulers = {_template_field(replicas, "schedulerName") for replicas in job.replicas}
@@ -167,6 +172,43 @@ def warnings(job: Job, *, gang: bool) -> tuple[tuple[str, str], ...]:
         text = f"annotation {names.SCHEDULE_POLICY}={policy}"
         found.append((names.UNKNOWN_SCHEDULE_POLICY, _unknown(text, names.SCHEDULE_POLICIES)))
     return tuple(found)
+
+
+def _nameless(job: Job) -> Iterator[tuple[str, str]]:
+    """Pods that have no host name of their own, because their name cannot be one."""
+    for replicas in job.replicas:
+        spec = mapping(replicas.template.get("spec"))
+        last = job.pod_name(Slot(replicas.kind, max(0, replicas.count - 1)))
+        if hostnames.are_given(job, spec) and not hostnames.is_label(last):
+            text = (
+                f"pods such as {last} have no host name in DNS: one has at most 63 characters, "
+                "small letters, digits and '-'; choose a shorter or plainer name for the job"
+            )
+            yield names.NO_HOST_NAME, text
+            return
+
+
+def _unmet_tables(job: Job, *, table_files: bool) -> Iterator[tuple[str, str]]:
+    """Wishes for a rank table that nobody fulfils."""
+    words = [word.strip() for word in job.annotations.get(names.RANK_TABLE, "").split(",") if word.strip()]
+    unknown = [word for word in words if word.lower() not in {CONFIG_MAP, FILE}]
+    if unknown:
+        text = (
+            f"annotation {names.RANK_TABLE}: {', '.join(unknown)} is ignored; known are {CONFIG_MAP}, {FILE}"
+        )
+        yield names.RANK_TABLE_NOT_WRITTEN, text
+    sinks = asked_sinks(job)
+    if sinks and not has_ascend(job):
+        text = (
+            "a rank table is asked for and is not written: it lists Ascend devices, and the job requests none"
+        )
+        yield names.RANK_TABLE_NOT_WRITTEN, text
+    elif FILE in sinks and not table_files:
+        text = (
+            "a rank table is asked for as a file and is not written: "
+            "the controller has no directory for it (--rank-table-dir)"
+        )
+        yield names.RANK_TABLE_NOT_WRITTEN, text
 
 
 def _odd_labels(job: Job) -> list[tuple[str, str]]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taskd.core.acjob import names
-from taskd.core.acjob.devices import World, requested, world
-from taskd.core.acjob.environment import ASCEND
+from taskd.core.acjob.devices import ASCEND, World, requested, world
 from taskd.core.acjob.job import Job, Json, Replicas, Slot, mapping
 
 

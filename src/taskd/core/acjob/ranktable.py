@@ -18,7 +18,8 @@ from taskd.core.acjob.job import Job, mapping
 from taskd.core.acjob.rankinput import NotReady, SeenPod, Server, servers
 from taskd.core.acjob.ranktable_v1 import COMPLETED, plain, with_super_pods
 from taskd.core.acjob.ranktable_v2 import flat
-from taskd.core.acjob.volumes import HCCL_JSON, VERSION, compact
+from taskd.core.acjob.volumes import HCCL_JSON, VERSION
+from taskd.core.gojson import compact
 
 INITIALIZING: Final = "initializing"
 CONFIG_MAP_LIMIT: Final = 1_000_000

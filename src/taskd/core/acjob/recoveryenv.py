@@ -35,6 +35,8 @@ _MINDSPORE: Final[Mapping[str, tuple[str, ...]]] = {
     "dump": ("TTP:1",),
     "recover-in-place": ("ARF:1",),
 }
+_DUMP: Final = "dump"
+_KEEP: Final = frozenset(names.STRATEGIES) - {_DUMP, "exit"}
 _ON: Final = "on"
 _HOT_SWITCH: Final = "hotSwitch"
 _LEAVES: Final = frozenset(names.SUB_HEALTHY_VALUES) - {"ignore"}
@@ -56,11 +58,17 @@ def switches(job: Job, *, ascend: bool) -> dict[str, str]:
     return {}
 
 
+def keeps_processes(job: Job) -> bool:
+    """Whether the processes that survive a fault go on; after a dump, and with `exit`, they end."""
+    return not _KEEP.isdisjoint(job.strategies())
+
+
 def asks_for_recovery(job: Job) -> bool:
     """Whether anything about the job says that it is to go on after a fault; an unknown value does not."""
     scheduling = job.labels.get(names.FAULT_SCHEDULING, "")
     return (
-        any(strategy != "exit" for strategy in job.strategies())
+        keeps_processes(job)
+        or _DUMP in job.strategies()
         or job.labels.get(names.POD_RESCHEDULING) == _ON
         or job.labels.get(names.SUB_HEALTHY) in _LEAVES
         or scheduling in _RESCHEDULES

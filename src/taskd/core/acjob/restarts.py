@@ -7,18 +7,21 @@ the job's status and on every pod that it made, so it can be read back from eith
 
 - A pod of the present generation that is lost begins the next one; so does any, once the job has run whole.
 - A pod of an older generation that is lost before that belongs to the present one.
+- Where something outside took a pod (eviction, a lost node, somebody's deletion or request), peers that
+  failed by the same look failed because of it: their errors neither end the job nor use up its retries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from taskd.core.acjob import devices, faults, names
+from taskd.core.acjob import backoff, faults, names, recoveryenv
 from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
+from taskd.core.acjob.pods import shape
 from taskd.core.acjob.seen import Nodes, PodSeen, Roster
-from taskd.core.acjob.status import Status
+from taskd.core.acjob.status import Status, stamp
 
 POD_FAILED: Final = "pod-failed"
 EXIT_CODE: Final = "exit-code"
@@ -27,6 +30,9 @@ POD_LOST: Final = "pod-lost"
 NODE_LOST: Final = "node-lost"
 REQUESTED: Final = "requested"
 RESIZED: Final = "resized"
+REFUSED: Final = " Refused: "
+"""Between the cause of a restart and what the API server says against its pods."""
+OWN_FAILURES: Final = frozenset({POD_FAILED, EXIT_CODE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,9 @@ class Missed:
     message: str
 
 
-def missed(job: Job, found: Roster, status: Status, departed: Mapping[Slot, int], now: str) -> Missed | None:
+def missed(
+    job: Job, found: Roster, status: Status, departed: Mapping[Slot, int], now: float
+) -> Missed | None:
     """What pods of a later generation tell, there or gone by now.
 
     Pods that were lost are replaced before the status is written, so that the loss costs one write and not
@@ -88,8 +96,16 @@ def missed(job: Job, found: Roster, status: Status, departed: Mapping[Slot, int]
     slots = sorted(ahead, key=lambda slot: (slot.kind == WORKER, slot.index))
     latest = max(ahead.values())
     causes = {**status.causes, POD_LOST: status.causes.get(POD_LOST, 0) + latest - status.restarts}
-    fault = faults.lost(job.pod_name(slots[0]), POD_LOST, "", now)
-    told = replace(status, restarts=latest, stable=False, whole_job=False, causes=causes, last_fault=fault)
+    told = replace(
+        status,
+        restarts=latest,
+        row=backoff.row(status, own_failure=False, now=now),
+        restarted_at=stamp(now),
+        stable=False,
+        whole_job=False,
+        causes=causes,
+        last_fault=faults.lost(job.pod_name(slots[0]), POD_LOST, "", stamp(now)),
+    )
     return Missed(told, restarting_message(job, [slot.kind for slot in slots]))
 
 
@@ -105,10 +121,14 @@ def look(
 ) -> Restart | Hopeless | None:
     """What the pods say: a restart that has to begin, the end of the job, or nothing new."""
     fresh = [pod for pod in found.regular.values() if status.stable or pod.version >= status.restarts]
+    failed = [pod for pod in fresh if pod.failed]
     verdict = (
-        _failed(job, [pod for pod in fresh if pod.failed], status, now)
+        _evicted(job, [pod for pod in failed if pod.evicted], now)
         or _node_lost(job, [pod for pod in fresh if nodes.took(pod)], now)
         or _asked(job, found, status, requests, now)
+        or (_leaving(job, found, fresh, now) if failed else None)
+        or (_missing(job, found, departed, status, now) if failed else None)
+        or _failed(job, failed, status, now)
         or _resized(job, found, status, now)
         or _missing(job, found, departed, status, now)
     )
@@ -119,15 +139,18 @@ def look(
     return verdict
 
 
-def begin(status: Status, restart: Restart) -> Status:
+def begin(status: Status, restart: Restart, now: float) -> Status:
     """The status once that restart has begun."""
     return replace(
         status,
         restarts=status.restarts + 1,
         voluntary=status.voluntary + (not restart.counts),
         retries=status.retries + restart.is_retry,
+        row=backoff.row(status, own_failure=restart.cause in OWN_FAILURES, now=now),
+        restarted_at=stamp(now),
         stable=False,
         whole_job=restart.whole_job,
+        finished=frozenset() if restart.whole_job else status.finished,
         causes={**status.causes, restart.cause: status.causes.get(restart.cause, 0) + 1},
         last_fault=restart.fault or status.last_fault,
         handled={**status.handled, **dict.fromkeys(restart.requests, status.restarts + 1)},
@@ -177,8 +200,6 @@ def _failed(job: Job, fresh: Sequence[PodSeen], status: Status, now: str) -> Res
 
 def _way(job: Job, pod: PodSeen, remaining: int) -> str | None:
     """How this pod may come back, or None."""
-    if pod.evicted:
-        return EVICTED
     if pod.slot and job.of_kind(pod.slot.kind).restart_policy == "ExitCode" and faults.retryable(pod):
         return EXIT_CODE
     return POD_FAILED if remaining > 0 else None
@@ -189,37 +210,72 @@ def _only_pods(job: Job) -> bool:
     return (
         job.labels.get(names.POD_RESCHEDULING) == "on"
         or job.labels.get(names.PROCESS_RECOVER) == "on"
-        or bool(job.strategies())
+        or recoveryenv.keeps_processes(job)
     )
+
+
+def _evicted(job: Job, evicted: Sequence[PodSeen], now: str) -> Restart | None:
+    first = faults.first(evicted)
+    if first is None:
+        return None
+    kinds = [pod.slot.kind for pod in evicted if pod.slot]
+    return Restart(EVICTED, restarting_message(job, kinds), faults.describe(first, EVICTED, now))
+
+
+def _leaving(job: Job, found: Roster, fresh: Sequence[PodSeen], now: str) -> Restart | None:
+    """Pods on their way out, while peers have failed already.
+
+    Nobody here deletes a pod of the present generation, hot switches apart. Without a failed peer the
+    restart begins when the pod is gone: until then it may still be saving.
+    """
+    leaving = [pod for pod in fresh if pod.deleting and not found.relieved(pod)]
+    if not leaving:
+        return None
+    fault = faults.lost(leaving[0].name, POD_LOST, "", now)
+    kinds = [pod.slot.kind for pod in leaving if pod.slot]
+    return Restart(POD_LOST, restarting_message(job, kinds), fault)
 
 
 def _missing(
     job: Job, found: Roster, departed: Mapping[Slot, int], status: Status, now: str
 ) -> Restart | None:
-    lost = [slot for slot in found.empty if status.stable or departed.get(slot, -1) >= status.restarts]
+    lost = [
+        slot
+        for slot in found.empty
+        if (status.stable and not added(status, slot)) or departed.get(slot, -1) >= status.restarts
+    ]
     if not lost:
         return None
     fault = faults.lost(job.pod_name(lost[0]), POD_LOST, "", now)
     return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=found.empty)
 
 
+def added(status: Status, slot: Slot) -> bool:
+    """Whether the job has got this place since it was last whole."""
+    return slot.index >= status.places.get(slot.kind, slot.index + 1)
+
+
 def _resized(job: Job, found: Roster, status: Status, now: str) -> Restart | None:
-    """Pods that were told another world size than the job has now cannot train with the others.
+    """Pods that were made for another shape than the job has now cannot train with the others.
 
     Of whatever generation: those that survived earlier restarts too, but not those that this one removes.
+    The sum of the processes is not enough: 1 + 3 pods of 4 are as many as 1 + 1 of 8. The pods of an
+    inference service are told nothing of each other.
     """
-    size = str(devices.world(job).size)
+    if job.inference:
+        return None
+    wanted = shape(job)
     stale = [
         pod
         for pod in found.regular.values()
-        if pod.annotations.get(names.WORLD_SIZE, size) != size
+        if pod.annotations.get(names.SHAPE, wanted) != wanted
         and not pod.deleting
         and not (status.whole_job and pod.version < status.restarts)
     ]
     if not stale:
         return None
-    before = stale[0].annotations[names.WORLD_SIZE]
-    message = f"Job {job.name} is restarting because its size was changed from {before} to {size} processes."
+    before = stale[0].annotations[names.SHAPE]
+    message = f"Job {job.name} is restarting because its shape was changed from <{before}> to <{wanted}>."
     return Restart(
         RESIZED, message, {"type": RESIZED, "summary": message, "time": now}, whole_job=True, counts=False
     )
@@ -237,7 +293,7 @@ def _asked(job: Job, found: Roster, status: Status, requests: Sequence[Json], no
     """A request to move pods, by whoever watches devices and nodes."""
     fresh = [request for request in requests if request.get("id") and request["id"] not in status.handled]
     if not fresh:
-        return None
+        return None  # those that name nobody are among the handled ones already, see `idle`
     whole_job = any(request.get("scope") == "job" for request in fresh)
     reasons = "; ".join(str(request.get("reason") or request["id"]) for request in fresh)
     pods = [str(pod) for request in fresh for pod in request.get("pods") or ()]
@@ -253,6 +309,15 @@ def _asked(job: Job, found: Roster, status: Status, requests: Sequence[Json], no
         counts=not all(request.get("voluntary") for request in fresh),
         requests=tuple(str(request["id"]) for request in fresh),
     )
+
+
+def idle(found: Roster, requests: Sequence[Json]) -> Iterator[str]:
+    """Requests that name no pod which there is: there is nothing to move, so they cost no restart."""
+    there = {pod.name for pod in found.regular.values()}
+    for request in requests:
+        named = request.get("pods") or ()
+        if request.get("id") and request.get("scope") != "job" and there.isdisjoint(named):
+            yield str(request["id"])
 
 
 def _named(status: Status, requests: Sequence[Json]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,11 +74,12 @@ class PodSeen:
         return self.disrupted or self.reason in DISRUPTIONS
 
     def main_end(self) -> Ended | None:
-        """How the training ended in it: that container's end, else the first bad one."""
-        for ended in self.ended:
-            if ended.container == names.CONTAINER:
-                return ended
-        return next((ended for ended in self.ended if ended.exit_code), None)
+        """How the training ended in it; where that ended well, the container that ended badly first."""
+        training = next((ended for ended in self.ended if ended.container == names.CONTAINER), None)
+        if training is not None and training.exit_code:
+            return training
+        bad = [ended for ended in self.ended if ended.exit_code]
+        return min(bad, key=lambda ended: ended.at or "9", default=training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ class Nodes:
         A node that cannot be reached may still run it: the cluster decides when to give it up, by deleting
         it.
         """
+        if pod.phase == SUCCEEDED:
+            return False  # it has done its share, wherever its remains are
         return pod.node in self.gone or (pod.deleting and pod.node in self.unreachable)
 
 
@@ -132,6 +135,8 @@ class Snapshot:
     nodes: Nodes = Nodes()
     departed: Mapping[Slot, int] = field(default_factory=dict)
     """The generation of the pod that was last seen to leave a place, while this process watched."""
+    finished: frozenset[Slot] = frozenset()
+    """The places whose pods had ended well when they were seen to leave."""
     failures: tuple[Failure, ...] = ()
     job: Job | None = None
     """The job as `job.read` reads it, where somebody has done so already."""
@@ -157,15 +162,25 @@ class Roster:
     surplus: list[PodSeen]
     """Pods in places that the job does not have (any more), and doubles."""
     empty: tuple[Slot, ...] = ()
-    """The places that no pod has."""
+    """The places that no pod has and that need one."""
+    finished: frozenset[Slot] = frozenset()
+    """The places whose pods have done their share, there or gone."""
+
+    def finish(self, slots: Iterable[Slot]) -> None:
+        """These places need no pod any more."""
+        self.finished = frozenset(slots)
+        self.empty = tuple(slot for slot in self.empty if slot not in self.finished)
 
     def idle(self) -> list[Slot]:
         """The places where nobody works: neither the pod nor one that takes over from it."""
-        return [*self.empty, *(slot for slot, pod in self.regular.items() if not self._at_work(pod))]
+        waiting = (slot for slot, pod in self.regular.items() if not self._at_work(pod))
+        return [*self.empty, *(slot for slot in waiting if slot not in self.finished)]
 
     def _at_work(self, pod: PodSeen) -> bool:
-        if pod.alive:
-            return True
+        return pod.alive or self.relieved(pod)
+
+    def relieved(self, pod: PodSeen) -> bool:
+        """Whether the pod goes because another has taken its place over, in a hot switch."""
         standby = self.backups.get(pod.name)
         return pod.deleting and standby is not None and standby.alive
 

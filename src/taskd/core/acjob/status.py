@@ -5,14 +5,16 @@ All of it is in the object, so a controller that dies at any point is followed b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from taskd.core.acjob import conditions
 from taskd.core.acjob.conditions import Condition
-from taskd.core.acjob.job import Json, mapping
+from taskd.core.acjob.job import Json, Slot, mapping
+
+COUNTS: Final = ("active", "pending", "succeeded", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,18 @@ class Status:
     """Those of the restarts that somebody asked for; they do not count towards the limit."""
     retries: int = 0
     """Unconditional retries used up."""
+    row: int = 0
+    """Restarts since the job was last well: each waits longer than the one before."""
+    restarted_at: str = ""
+    """When the last restart began; forgotten when the job is suspended."""
     stable: bool = False
     """Whether the pods of this generation have all run together once."""
     whole_job: bool = False
     """Whether this restart replaces every pod, rather than those that were lost."""
+    finished: frozenset[Slot] = frozenset()
+    """The places whose pods have done their share, though the pods may be gone since."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """The size that an inference job had when it was last whole: what is beyond was added, not lost."""
     leader_ip: str = ""
     ready: str = ""
     strategy: str = ""
@@ -51,9 +61,9 @@ class Status:
         """As it is applied to the API server; what is empty is left out."""
         entries: dict[str, Any] = {
             "conditions": [condition.as_json() for condition in self.conditions],
-            # Of a map whose last entry goes, server-side apply leaves null, which the definition refuses.
+            # Zeros too: what another has written is taken back only by writing it.
             "replicaStatuses": {
-                kind: dict(counts) or {"active": 0} for kind, counts in self.replicas.items()
+                kind: {name: counts.get(name, 0) for name in COUNTS} for kind, counts in self.replicas.items()
             },
             "startTime": self.start_time,
             "completionTime": self.completion_time,
@@ -61,8 +71,12 @@ class Status:
             "restarts": self.restarts,
             "voluntaryRestarts": self.voluntary,
             "retries": self.retries,
+            "restartsInARow": self.row,
+            "lastRestartTime": self.restarted_at,
             "stable": self.stable,
             "wholeJob": self.whole_job,
+            "finished": _written(self.finished),
+            "places": dict(self.places),
             "masterAddr": self.leader_ip,
             "readyReplicas": self.ready,
             "recoverStrategy": self.strategy,
@@ -70,7 +84,7 @@ class Status:
             "restartCauses": dict(self.causes),
             "handledRequests": dict(self.handled),
         }
-        kept = {"conditions", "replicaStatuses", "restarts"}
+        kept = {"conditions", "replicaStatuses", "restarts", "recoverStrategy"}
         return {name: value for name, value in entries.items() if value or name in kept}
 
 
@@ -86,8 +100,12 @@ def read(raw: Json) -> Status:
         restarts=_number(stored.get("restarts")),
         voluntary=_number(stored.get("voluntaryRestarts")),
         retries=_number(stored.get("retries")),
+        row=_number(stored.get("restartsInARow")),
+        restarted_at=str(stored.get("lastRestartTime") or ""),
         stable=stored.get("stable") is True,
         whole_job=stored.get("wholeJob") is True,
+        finished=frozenset(_slots(mapping(stored.get("finished")))),
+        places={key: _number(value) for key, value in mapping(stored.get("places")).items()},
         leader_ip=str(stored.get("masterAddr") or ""),
         ready=str(stored.get("readyReplicas") or ""),
         strategy=str(stored.get("recoverStrategy") or ""),
@@ -102,6 +120,31 @@ def _counts(stored: object) -> dict[str, dict[str, int]]:
         kind: {name: count for name, count in mapping(counts).items() if isinstance(count, int) and count}
         for kind, counts in mapping(stored).items()
     }
+
+
+def _written(slots: Iterable[Slot]) -> dict[str, str]:
+    """Places by type, as ranges: a job may have thousands."""
+    indices: dict[str, list[int]] = {}
+    for slot in sorted(slots):
+        indices.setdefault(slot.kind, []).append(slot.index)
+    return {kind: ",".join(_ranges(listed)) for kind, listed in indices.items()}
+
+
+def _ranges(ascending: list[int]) -> Iterable[str]:
+    begin = 0
+    for at, index in enumerate(ascending, start=1):
+        if at == len(ascending) or ascending[at] != index + 1:
+            first = ascending[begin]
+            yield f"{first}-{index}" if first != index else f"{index}"
+            begin = at
+
+
+def _slots(written: Json) -> Iterable[Slot]:
+    for kind, text in written.items():
+        for part in str(text).split(","):
+            first, _, last = part.partition("-")
+            if first.isdecimal() and (last or first).isdecimal():
+                yield from (Slot(kind, index) for index in range(int(first), int(last or first) + 1))
 
 
 def _number(value: object) -> int:

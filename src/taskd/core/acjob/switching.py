@@ -8,15 +8,19 @@ nothing of the limit.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from taskd.core.acjob import names
 from taskd.core.acjob.actions import Action, AnnotatePod, CreateBackup, DeletePod
 from taskd.core.acjob.seen import Roster
 
+_STANDBY: Final = re.compile(r"-hot-[0-9a-f]{6}$")
+
 
 def backup_name(source: str, source_uid: str) -> str:
     """The name of the pod that stands by for another; switching again and again does not lengthen it."""
-    base, mark, _ = source.rpartition("-hot-")
-    return f"{base if mark else source}-hot-{source_uid.replace('-', '')[:6]}"
+    return f"{_STANDBY.sub('', source)}-hot-{source_uid.replace('-', '')[:6]}"
 
 
 def moves(found: Roster, current: int) -> tuple[Action, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskd.core.acjob import names
+from taskd.core.acjob import backoff, names
 from taskd.core.acjob.actions import Note
 from taskd.core.acjob.status import Status
 
@@ -18,6 +18,19 @@ _QUIET: Final = (
 
 def notes(before: Status, after: Status) -> tuple[Note, ...]:
     """The Events of a transition; none where the state is what it was."""
+    return (*_transition(before, after), *_wait(before, after))
+
+
+def _wait(before: Status, after: Status) -> tuple[Note, ...]:
+    """A restart that waits says so, and for how long; the condition keeps the sentence of its cause."""
+    wait_s = backoff.delay_s(after.row)
+    if not wait_s or after.restarts == before.restarts or after.completion_time:
+        return ()
+    said = f"This is restart {after.row} in a row: its pods are started after {wait_s:g} s."
+    return (Note(names.BACK_OFF, said, warning=True),)
+
+
+def _transition(before: Status, after: Status) -> tuple[Note, ...]:
     new, old = after.last, before.last
     if new is None or (old is not None and old.says(new)) or new.reason in _QUIET:
         return ()

@@ -72,6 +72,7 @@ def _problems(raw: Json, missing_queue: str | None) -> Iterator[Problem]:
     else:
         yield from _replica_specs(name, str(framework), mapping(spec.get("replicaSpecs")))
         yield from _minimum(str(framework), spec)
+        yield from _nobody(str(framework), spec)
 
 
 def _labels(name: str, labels: Json) -> Iterator[Problem]:
@@ -326,6 +327,28 @@ def _names(name: str, kind: str, path: str, spec: Json) -> Iterator[Problem]:
         yield Problem(
             "InvalidName", f"the name has {len(name)} characters; labels carry at most {LABEL_LIMIT}", path
         )
+
+
+def _nobody(framework: str, spec: Json) -> Iterator[Problem]:
+    """A job in which nobody works would have succeeded before it began."""
+    specs = {
+        proper_kind(framework, key): mapping(of) for key, of in mapping(spec.get("replicaSpecs")).items()
+    }
+    if not specs:
+        return  # that there is no leader is said already
+    if all(replicas.get("replicas") == 0 for replicas in specs.values()):
+        yield Problem(
+            "InvalidReplicaSpec", "replicaSpec is not valid: there need to be a pod", "spec.replicaSpecs"
+        )
+    elif spec.get("successPolicy") == "AllWorkers" and specs.get(WORKER, {}).get("replicas") == 0:
+        asked = {kind: requested(mapping(replicas.get("template"))) for kind, replicas in specs.items()}
+        computes = asked.get(LEADERS[framework]) if any(asked.values()) else framework != "mindspore"
+        if not computes:
+            yield Problem(
+                "InvalidSuccessPolicy",
+                "job success policy is invalid: there is no Worker, and nobody else computes",
+                "spec.successPolicy",
+            )
 
 
 def _minimum(framework: str, spec: Json) -> Iterator[Problem]:

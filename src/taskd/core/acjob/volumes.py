@@ -11,8 +11,6 @@ itself at the first request. A ConfigMap that the user made is used as it is.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +19,7 @@ from taskd.core.acjob import names
 from taskd.core.acjob.job import Job, Json, mapping
 from taskd.core.acjob.recoveryenv import asks_for_recovery
 from taskd.core.acjob.services import owner_reference
+from taskd.core.gojson import check_code, compact
 
 HCCL_JSON: Final = "hccl.json"
 VERSION: Final = "version"
@@ -139,19 +138,6 @@ def rings_config(job: Job) -> dict[str, Any]:
     labels = {names.ATLAS: job.labels[names.ATLAS]} if names.ATLAS in job.labels else {}
     data = {HCCL_JSON: compact({"status": "initializing"}), VERSION: "0"}
     return _config_map(job, names.RINGS_CONFIG, labels, data)
-
-
-def compact(payload: object) -> str:
-    """JSON as the reference's software writes it: no blanks, and nothing that HTML could trip over."""
-    text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
-
-
-def check_code(text: str) -> str:
-    """What readers compare to know that the payload is whole."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _config_map(job: Job, prefix: str, labels: dict[str, str], data: dict[str, str]) -> dict[str, Any]:

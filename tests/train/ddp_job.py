@@ -41,6 +41,9 @@ parser.add_argument("--stop-newcomer", action="store_true", help="the first repl
 parser.add_argument("--standby-waits", action="store_true", help="until there is a file named go")
 parser.add_argument("--die-moving", type=int, default=-1, help="this rank dies when it is to be moved")
 parser.add_argument("--checkpoint", default="", help="DIR:N, a checkpoint every N steps")
+parser.add_argument(
+    "--linger", type=int, default=-1, help="this rank, after an update, while there is such a file"
+)
 parser.add_argument("--agree", action="store_true", help="on a seed and on names, before the loop")
 args = parser.parse_args()
 
@@ -199,6 +202,9 @@ def train_step(step: int) -> float:
     optimizer.step()
     scheduler.step()
     die_at("after")
+    while args.linger == job.rank and not newcomer and (args.out / "linger").exists():
+        (args.out / "lingering").touch()
+        time.sleep(0.02)
     return loss.item()
 
 

@@ -41,12 +41,14 @@ def _knows(job: RunningJob, count: int) -> bool:
 class Machines:
     """Several launchers of one job; the first one hosts the manager, those beyond --nnodes are spares."""
 
-    def __init__(self, home: Path, count: int, nodes: int = 2, *flags: str) -> None:
+    def __init__(
+        self, home: Path, count: int, nodes: int = 2, *flags: str, script: tuple[str, ...] = ()
+    ) -> None:
         self.out = home / "out"
         self.out.mkdir(parents=True)
         where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "x"]
         where += ("--manager-port", str(free_port()), "--nnodes", str(nodes), "--nproc-per-node", "2")
-        script = (DDP, "--out", str(self.out), "--steps", str(MANY_STEPS), "--pause", "0.05")
+        script = (DDP, "--out", str(self.out), "--steps", str(MANY_STEPS), "--pause", "0.05", *script)
         self.jobs: list[RunningJob] = []
         for number in range(count):
             place = home / f"machine{number}"
@@ -85,9 +87,11 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines(home: Path, count: int, *flags: str, nodes: int = 2) -> Iterator[Machines]:
+def machines(
+    home: Path, count: int, *flags: str, nodes: int = 2, script: tuple[str, ...] = ()
+) -> Iterator[Machines]:
     """Run a job on several machines, and see afterwards that nothing of it is left."""
-    both = Machines(home, count, nodes, *flags)
+    both = Machines(home, count, nodes, *flags, script=script)
     try:
         yield both
     finally:
@@ -162,3 +166,24 @@ def test_a_machine_that_was_stopped_and_goes_on_does_no_harm(tmp_path: Path, und
     assert "has taken the job over" in three.first.err
     assert_same(undisturbed, three.out, (0, 1))
     assert 1 == count_processes(three.out)[2] == count_processes(three.out)[3]
+
+
+@pytest.mark.parametrize("_round", range(ROUNDS))
+def test_a_rank_that_wakes_up_between_a_step_and_the_word_of_it_says_nothing(
+    tmp_path: Path, undisturbed: Run, _round: int
+) -> None:
+    """Stopped after an update that all others have made too: its successor tells the script of that step."""
+    with machines(tmp_path, 3, script=("--linger", "0")) as three:
+        three.at_step(5)
+        (three.out / "linger").touch()
+        eventually((three.out / "lingering").exists, "an update")
+        frozen = three.first.family()
+        signal_all(three.first, signal.SIGSTOP)
+        (three.out / "linger").unlink()
+        eventually(lambda: count_processes(three.out)[0] == 2, "a step of its successor", PATIENCE_S)
+        for process in frozen:
+            process.resume()
+        end_well(three)
+        assert 5 == three.first.wait(PATIENCE_S)
+
+    assert_same(undisturbed, three.out, (0, 1))

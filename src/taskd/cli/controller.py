@@ -13,7 +13,7 @@ import structlog
 from taskd.cli.errors import CliError
 from taskd.core.exits import ExitCode
 from taskd.kube.elector import LeadershipLost
-from taskd.kube.errors import ConfigError, KubeError
+from taskd.kube.errors import ConfigError, KubeError, NotLeader
 from taskd.kube.events import EventRecorder
 from taskd.operator.cluster import Cluster
 from taskd.operator.config import ControllerConfig, load
@@ -30,15 +30,24 @@ def run(flags: Mapping[str, Any], config: str) -> int:
     try:
         asyncio.run(_until_told(settings))
     except* ConfigError as group:
-        raise CliError(str(group.exceptions[0]), ExitCode.USAGE) from None
-    except* LeadershipLost as group:
-        # Nothing may be done any more. A fresh process begins with fresh caches.
-        raise CliError(f"leadership lost: {group.exceptions[0]}", ExitCode.INTERNAL) from None
+        raise CliError(str(_first(group)), ExitCode.USAGE) from None
+    except* (LeadershipLost, NotLeader) as group:
+        # Nothing may be done any more, whoever noticed it first: the renewal, or a write that was due. A
+        # fresh process begins with fresh caches.
+        raise CliError(f"leadership lost: {_first(group)}", ExitCode.INTERNAL) from None
     except* OSError as group:  # a port that is taken
-        raise CliError(str(group.exceptions[0]), ExitCode.USAGE) from None
+        raise CliError(str(_first(group)), ExitCode.USAGE) from None
     except* KubeError as group:
-        raise CliError(str(group.exceptions[0]), ExitCode.INTERNAL) from None
+        raise CliError(str(_first(group)), ExitCode.INTERNAL) from None
     return int(ExitCode.OK)
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """Return one error of a group, however deep the groups of tasks are."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _until_told(settings: ControllerConfig) -> None:

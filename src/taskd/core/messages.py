@@ -241,6 +241,27 @@ class Through:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceAsked:
+    """A worker was away in the midst of a step, and asks whether its rank is still its own before it goes on.
+
+    ``number`` tells an answer to this question from one to an earlier one.
+    """
+
+    generation: int
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceHeld:
+    """A manager that may decide says that the rank which asked is where the plan has it."""
+
+    generation: int
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class NotesWanted:
     """A replacement finds no notes of what its predecessor was told before the loop, and asks other nodes.
 

@@ -13,6 +13,7 @@ from taskd.core.succession import FRESH_S, Candidate, Mandate, Roster, Term, new
 from taskd.manager.config import ManagerConfig, Succession
 
 PUSH_EVERY_S = 1.0
+STALE_S = 0.5  # after this process did not run: what comes out of the sockets first was sent before
 LOOK_S = 0.05  # a large job has thousands of events a second, and who is there changes slowly
 
 
@@ -43,6 +44,7 @@ class Office:
         self._kept: dict[str, tuple[Term, int]] = {}
         self._pushed_at = 0.0
         self._decides = False
+        self._deaf_until = now
         self._looked_at = now - LOOK_S
         self._alone_since: float | None = None
         succession = config.succession
@@ -78,19 +80,23 @@ class Office:
             self._candidates[hello.node] = hello.standby
 
     def hear(self, src: str, now: float) -> None:
-        """Note a sign of life of a node: anything that came from there."""
+        """Note a sign of life of a node: anything that came from there, and was sent a moment ago."""
         parts = src.split("/")
-        if len(parts) > 1:
+        if len(parts) > 1 and now >= self._deaf_until:
             self._heard[parts[1]] = now
 
     def kept(self, message: RosterKept) -> None:
         """Note which roster a node has on disk."""
         self._kept[message.node] = (message.term, message.version)
 
-    def forget_all(self) -> None:
-        """This process did not run for a while: nobody counts as present until they are heard again."""
+    def forget_all(self, now: float) -> None:
+        """This process did not run for a while: nobody counts as present until they are heard again.
+
+        What they had sent before they went elsewhere is still in the sockets, and is no sign of life.
+        """
         self._heard.clear()
         self._decides = False
+        self._deaf_until = now + STALE_S
 
     def may_decide(self, now: float, connected: Collection[str]) -> bool:
         """Tell whether nobody else can be deciding."""

@@ -53,6 +53,7 @@ from taskd.core.messages import (
     Notes,
     NotesWanted,
     OrderDone,
+    PlaceAsked,
     Prepared,
     Progress,
     ProxyHello,
@@ -90,7 +91,7 @@ from taskd.manager.injection import Injector
 from taskd.manager.inquiries import Inquiries
 from taskd.manager.liaison import Liaison
 from taskd.manager.office import Office, begin_succession
-from taskd.manager.questions import pass_on
+from taskd.manager.questions import confirm, pass_on
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
     Envelope,
@@ -198,7 +199,7 @@ class Manager:
             if now - last > STALL_S:
                 # This process did not run for a while (stopped, or starved): nobody else is to blame.
                 self._seen = dict.fromkeys(self._seen, now)
-                self._office.forget_all()
+                self._office.forget_all(now)
             last = self._ticked_at = now
             self._check_office(now)
             self._check_leases(now)
@@ -298,6 +299,10 @@ class Manager:
             case NotesWanted():
                 if self.job.plan is not None:  # otherwise it asks again
                     self._push(*pass_on(self.job.plan, envelope, message))
+            case PlaceAsked():
+                held = confirm(self.job.plan, envelope, message) if self.job.plan else None
+                if held is not None and self._decides(now):
+                    self._push(*held)
             case RosterKept():
                 self._office.kept(message)
                 to = proxy_address(message.node)

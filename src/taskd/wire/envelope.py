@@ -22,6 +22,8 @@ Message = (
     | messages.Saved
     | messages.Coming
     | messages.Through
+    | messages.PlaceAsked
+    | messages.PlaceHeld
     | messages.NotesWanted
     | messages.Notes
     | messages.Beat

@@ -42,6 +42,11 @@ RETRY_S = 1.0
 log = logging.getLogger("taskd")
 
 
+def boot_clock() -> float:
+    """Return seconds by a clock that also runs while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class InjectedFault(RuntimeError):
     """Raised by ``taskd inject raise`` and by a schedule."""
 
@@ -102,6 +107,7 @@ class Worker:
         self._watched = False
         self._sending = threading.Lock()
         self.generation = env.generation
+        self.voted_at = boot_clock()
         # Set by the engine of recovery: what only a framework can do to itself, or say of itself.
         self.damage: Callable[[], str] | None = None
         self.break_network: Callable[[], int] | None = None
@@ -141,7 +147,8 @@ class Worker:
         return self._page.wanted()
 
     def voted(self, step: int) -> None:
-        """Note that the whole gradient of a step is here."""
+        """Note that the whole gradient of a step is here, and when."""
+        self.voted_at = boot_clock()
         self._page.voted(step)
 
     def enter(self, generation: int) -> None:

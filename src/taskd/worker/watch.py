@@ -18,6 +18,8 @@ from taskd.core.messages import (
     Denied,
     Farewell,
     Interrupt,
+    PlaceAsked,
+    PlaceHeld,
     Regroup,
     Save,
     Saved,
@@ -26,15 +28,16 @@ from taskd.core.messages import (
     Trouble,
 )
 from taskd.kit.procinfo import is_asleep
-from taskd.worker.client import Worker
+from taskd.worker.client import Worker, boot_clock
 
 LOOK_S, CALM_LOOK_S = 0.1, 0.5
 REPEAT_S = 0.3
 PROMPT_S = 0.02
 CUT_S = 10.0
 COMING_S, COMING_LIMIT_S = 1.0, 1800.0
+# Others can do without this rank after some five seconds of silence, not sooner; how long it asks then.
+AWAY_S, CONFIRM_S = 2.0, 20.0
 LEAVE_FLOOR_S, LEAVE_STEPS, LEAVE_PATIENCE = 2.0, 3.0, 5.0
-
 
 log = logging.getLogger("taskd")
 
@@ -99,6 +102,7 @@ class Watch:
         self._cut_for = worker.generation
         self._training = threading.current_thread()
         self._farewell = -1
+        self._asked = self._held = 0
         self._called_at = self._said_coming = 0.0
         self.pace_s = 0.0
         # Tells whether the training thread is in the script's own code, between steps or after them.
@@ -160,6 +164,28 @@ class Watch:
                 if self._denied is not None:
                     return False
         return False
+
+    def confirm_place(self) -> None:
+        """Be sure that this rank is still ours before its script is told of a step, if we may have been away.
+
+        A machine that was stopped goes on where it was. Its last vote may end with what the others sent
+        before they went on without it, and another process may have told of that step long ago. So whoever
+        voted a while ago asks, again and again, until a manager that may decide says so. A generation that
+        is raised over this process is as good an answer: only its members are called.
+        """
+        if boot_clock() - self._worker.voted_at < AWAY_S:
+            return
+        generation = self._worker.generation
+        deadline = time.monotonic() + CONFIRM_S
+        self._asked += 1
+        while time.monotonic() < deadline:
+            self._worker.say(PlaceAsked(generation, self._rank, self._asked))
+            with self._news:
+                if self._news.wait_for(
+                    lambda: self._held == self._asked or self._raised > generation, REPEAT_S
+                ):
+                    return
+        log.warning("taskd: for %g s nobody has said whether rank %d is still here", CONFIRM_S, self._rank)
 
     def stand(
         self, standing: Standing, limit_s: float, meanwhile: Callable[[], None] | None = None
@@ -232,7 +258,7 @@ class Watch:
                 if isinstance(message, Interrupt):
                     leaving = self._rank in message.leaving
                     self._hear(message.generation, message.leader, message.gentle, leaving)
-                elif isinstance(message, Regroup | Denied | Save | Farewell):
+                elif isinstance(message, Regroup | Denied | Save | Farewell | PlaceHeld):
                     self._note(message)
             self._look()
             self._end_if_stuck()
@@ -283,10 +309,12 @@ class Watch:
             self._said_coming = now
             self._worker.say(Coming(self._raised, self._rank))
 
-    def _note(self, message: Regroup | Denied | Save | Farewell) -> None:
+    def _note(self, message: Regroup | Denied | Save | Farewell | PlaceHeld) -> None:
         with self._news:
             if isinstance(message, Regroup | Save):
                 self._regroup = message
+            elif isinstance(message, PlaceHeld):
+                self._held = message.number if message.rank == self._rank else self._held
             elif isinstance(message, Farewell):
                 self._farewell = message.generation
             elif message.rank == self._rank:

@@ -63,8 +63,7 @@ from taskd.worker.watch import Watch
 
 BROKEN_GROUP_S = 0.04  # a death is reported a few milliseconds after it breaks connections
 GROUP_LIMIT_S = 1800.0
-DISMISSAL_S = 3600.0
-UNHEARD_S = 20.0
+DISMISSAL_S, UNHEARD_S = 3600.0, 20.0
 EARLY_S = 10.0
 
 log = logging.getLogger("taskd")
@@ -206,6 +205,7 @@ class Engine:
             step = self._step
             result, counts = self._attempt(function, step)
             if counts and step >= self._told:
+                self._watch.confirm_place()
                 self._told = step + 1
                 self._keeping.tell(self._told)
                 self._outside = self.groups.calls

@@ -73,9 +73,10 @@ test: lint
 	@echo 'test: pytest, what is quick, on two cores'
 	@$(BIN)/python -m pytest -n 2 -m 'not slow and not kube' $(ARGS) $(OR_NONE)
 ifeq ($(ARGS),)
-	@echo 'test: pytest, what starts processes; beside it, printed after it, what runs on a real Kubernetes'
-	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube and not matrix'" \
-	    "$(BIN)/python -m pytest -m 'kube and not (cluster and slow)'"
+	@echo 'test: pytest, what trains; beside it, printed after it, what runs on a real Kubernetes or starts roles'
+	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube and not matrix' tests/train" \
+	    "nice -n 10 $(BIN)/python -m pytest -m 'kube and not (cluster and slow)'" \
+	    "$(BIN)/python -m pytest -m 'slow and not kube and not matrix' --ignore tests/train"
 else
 	@$(BIN)/python -m pytest -m 'slow or kube' $(ARGS) $(OR_NONE)
 endif

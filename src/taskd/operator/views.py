@@ -6,6 +6,7 @@ from taskd.core.acjob import job as jobs
 from taskd.core.acjob import names
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, PodGroupSeen, PodSeen
+from taskd.core.acjob.status import moment
 from taskd.kube.objects import ContainerStatus, Node, Pod, PodGroup
 
 UNREACHABLE = "node.kubernetes.io/unreachable"
@@ -33,6 +34,7 @@ def see_pod(pod: Pod) -> PodSeen:
         version=version_of(pod),
         phase=status.phase or "Pending",
         deleting=pod.metadata.is_terminating,
+        deleted_at=_deleted_at(pod),
         node=pod.spec.node_name,
         ip=status.pod_ip,
         ready=conditions.get("Ready") == "True",
@@ -46,6 +48,13 @@ def see_pod(pod: Pod) -> PodSeen:
         ),
         annotations=pod.metadata.annotations,
     )
+
+
+def _deleted_at(pod: Pod) -> float | None:
+    """The stamp on a pod is the end of its time; one without any time left is not asked again."""
+    grace_s = pod.metadata.deletion_grace_period_seconds
+    ends = moment(pod.metadata.deletion_timestamp) if pod.metadata.deletion_timestamp else None
+    return ends - grace_s if ends is not None and grace_s else None
 
 
 def _ended(container: ContainerStatus) -> Ended | None:

@@ -12,16 +12,18 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import assert_never
 
 import msgspec
 import structlog
 
+from taskd.core.faults.reading import Refused
+from taskd.core.faults.texts.reset import RankStatus, read_reset
 from taskd.core.plane.jobs import JobView, faults_here
 from taskd.core.plane.machine import next_look, step
-from taskd.core.plane.names import SignalType
-from taskd.core.plane.policy import read_policy
+from taskd.core.plane.names import ON, RECOVER_SWITCH, SignalType
+from taskd.core.plane.policy import Policy, read_policy, without_manager
 from taskd.core.plane.resuming import kept, repeat
 from taskd.core.plane.state import (
     Answer,
@@ -36,6 +38,7 @@ from taskd.core.plane.state import (
     PodsSeen,
     PolicyRead,
     RecordIncident,
+    ResetSeen,
     SaveState,
     SendSignal,
     SetAnnotation,
@@ -100,6 +103,8 @@ class Desk:
         self._errands: set[asyncio.Task[object]] = set()
         self._saving: asyncio.Task[None] | None = None
         self._closed = False
+        self.attended = not state.policy.refusal
+        """A manager has registered; without one, faults are answered by pods alone."""
 
     async def open(self, *, again: bool) -> None:
         """Begin to work; ``again`` if the state is that of a plane before us."""
@@ -107,8 +112,15 @@ class Desk:
         if again:
             await self._carry_out(repeat(self.state, self._clock.now()))
             await self.feed(Ticked())
-        else:
+        elif self.attended:
             await self._save()
+
+    async def attend(self, policy: Policy) -> None:
+        """Begin to listen to a manager of the job."""
+        self.attended = True
+        self._chores.add(self.job, SetLabel("", RECOVER_SWITCH, ON))
+        await self.feed(PolicyRead(policy))
+        await self._save()
 
     async def close(self) -> None:
         """Stop working; the state stays where it is kept, and nothing is written any more."""
@@ -161,7 +173,9 @@ class Desk:
         self.job = job
         if changed:
             policy = read_policy(job.labels, job.annotations)
-            if policy.refusal != self.state.policy.refusal or not policy.refusal:
+            if not self.attended:
+                policy = without_manager(policy)
+            if policy != self.state.policy:
                 await self.feed(PolicyRead(policy))
         await self.feed(PodsSeen(job.pods_seen(), job.ending))
         await self.look_at_devices()
@@ -170,6 +184,17 @@ class Desk:
         """See how the job's devices are now."""
         faults = self._centre.view(self.job.job_id)
         await self.feed(DevicesSeen(faults.health, faults_here(self.job, faults)))
+
+    async def look_at_resets(self, data: Mapping[str, str]) -> None:
+        """See what device plugins say in the job's reset-config."""
+        found = read_reset(data)
+        if isinstance(found, Refused):
+            log.warning("reset_config_unreadable", job=self.job.job_id, why=found.reason)
+            return
+        ranks = {entry.rank: entry.status for entry in found.ranks if entry.status is not RankStatus.FAULT}
+        ranks = {rank: status for rank, status in ranks.items() if 0 <= rank < self.job.shape.world}
+        if ranks != self.state.resets:
+            await self.feed(ResetSeen(ranks))
 
     # --------------------------------------------------------------------------------------------- the stream
 

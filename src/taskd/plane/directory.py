@@ -24,6 +24,7 @@ from taskd.core.faults.texts import jobsummary
 from taskd.core.faults.texts.jobsummary import JobStatus
 from taskd.core.plane.faultlists import Shape
 from taskd.core.plane.jobs import JobView, PodView
+from taskd.core.plane.policy import RECOVER_PATH
 from taskd.kube.objects import Json, Pod
 from taskd.plane.sights import JobReader
 from taskd.plane.sources import Sources
@@ -170,13 +171,22 @@ def _bare(known: _Known) -> JobView:
         namespace=job.namespace,
         shape=Shape(sizes.nodes, per_pod),
         labels=job.labels,
-        annotations=job.annotations,
+        annotations=_annotations(job),
         pod_group=job.pod_group,
         framework=job.framework,
         suspended=job.suspend,
         # The operator mounts the switches wherever it may.
         mounts_trace=not left_alone(job) or all(_mounts(replicas.template) for replicas in job.replicas),
     )
+
+
+def _annotations(job: Job) -> Mapping[str, str]:
+    """Those of the job; how far a restart may reach, the templates say in the reference."""
+    for replicas in job.replicas:
+        template = mapping(mapping(replicas.template.get("metadata")).get("annotations"))
+        if RECOVER_PATH in template and RECOVER_PATH not in job.annotations:
+            return {**job.annotations, RECOVER_PATH: str(template[RECOVER_PATH])}
+    return job.annotations
 
 
 def _pods(known: _Known, pods: Iterable[Pod]) -> dict[int, PodView]:

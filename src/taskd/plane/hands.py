@@ -90,7 +90,7 @@ class ClusterHands:
         handled = mapping(status.get("handledRequests"))
         known = {str(each["id"]): each for each in _requests(status)} | self._asked.get(job.job_id, {})
         name = f"{PREFIX}{ask.uuid}-{ask.wish}"
-        known[name] = {"id": name, "reason": ask.reason, "voluntary": True, **what}
+        known[name] = {"id": name, "reason": ask.reason, "voluntary": True, "force": ask.force, **what}
         waiting = {key: each for key, each in known.items() if key not in handled}
         self._asked[job.job_id] = waiting
         if name not in waiting:

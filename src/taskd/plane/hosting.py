@@ -86,7 +86,7 @@ class Host:
                     config,
                     directory=directory,
                     centre=centre,
-                    config_maps=JobConfigMaps(client),
+                    config_maps=JobConfigMaps(client, sources.resets),
                     hands=ClusterHands(client, sources, recorder, groups=groups),
                     keeper=StateMaps(client, directory, self.settings.names.jobs),
                 ) as plane:

@@ -6,16 +6,20 @@ was read; where somebody was faster the write fails with a conflict, and the cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from taskd.core.acjob import names as acjob
 from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError
+from taskd.kube.informer import Informer
+from taskd.kube.objects import ConfigMap
 from taskd.kube.resources import CONFIG_MAP
+from taskd.kube.store import Change
 from taskd.plane.names import MANAGER
 
 MOST_REMEMBERED = 20_000
+Listener = Callable[[str, str, Mapping[str, str]], None]
 
 
 class Owner(Protocol):
@@ -32,9 +36,32 @@ class Owner(Protocol):
 class JobConfigMaps:
     """Reads and writes them; one caller at a time for each."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, resets: Informer[ConfigMap] | None = None) -> None:
         self._client = client
         self._versions: dict[tuple[str, str], str] = {}
+        self._resets = resets
+        self._listeners: list[Listener] = []
+        if resets is not None:
+            resets.add_handler(self._changed)
+
+    def resets(self, namespace: str, job: str) -> Mapping[str, str]:
+        """What the reset-config of a job says, by the cache; nothing where there is none."""
+        found = self._resets.get(namespace, f"{acjob.RESET_CONFIG}{job}") if self._resets else None
+        return found.data if found is not None else {}
+
+    def listen_for_resets(self, listener: Listener) -> Callable[[], None]:
+        """Call it with namespace, job and data of each reset-config that changed."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _changed(self, change: Change, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+        if new is None or change is Change.DELETED:
+            return
+        name = new.metadata.name
+        if name.startswith(acjob.RESET_CONFIG):
+            job = name.removeprefix(acjob.RESET_CONFIG)
+            for listener in tuple(self._listeners):
+                listener(new.metadata.namespace, job, new.data)
 
     async def read(self, namespace: str, name: str) -> Mapping[str, str] | None:
         """The data; None where there is no such ConfigMap."""

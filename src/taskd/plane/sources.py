@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from taskd.core.acjob.names import RESET_LABEL
 from taskd.core.faults import policy, public
 from taskd.core.faults.texts import kept
 from taskd.kube.client import KubeClient
@@ -28,6 +29,7 @@ class Sources:
     public: Informer[ConfigMap]
     config: Informer[ConfigMap]
     manual: Informer[ConfigMap]
+    resets: Informer[ConfigMap]
     shared: frozenset[str] = frozenset()
     """The names of those that somebody else runs."""
 
@@ -52,12 +54,13 @@ class Sources:
             Informer(client, CONFIG_MAP, namespace=names.public, label_selector=f"{public.LABEL}=true"),
             _named(client, names.shared, policy.CONFIG_MAP),
             _named(client, names.shared, kept.MANUAL_CM),
+            Informer(client, CONFIG_MAP, namespace=names.jobs, label_selector=f"{RESET_LABEL}=true"),
             frozenset(name for name, informer in given.items() if informer is not None),
         )
 
     def all(self) -> Iterator[tuple[str, Informer[Any]]]:
         """Every cache with its name."""
-        for name in ("jobs", "pods", "nodes", "devices", "hardware", "public", "config", "manual"):
+        for name in ("jobs", "pods", "nodes", "devices", "hardware", "public", "config", "manual", "resets"):
             yield name, getattr(self, name)
 
     def own(self) -> Iterator[Informer[Any]]:

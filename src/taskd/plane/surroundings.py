@@ -50,6 +50,12 @@ class FaultCentre(Protocol):
 class ConfigMaps(Protocol):
     """The ConfigMaps that belong to jobs."""
 
+    def resets(self, namespace: str, job: str) -> Mapping[str, str]:
+        """Return what a job's reset-config says; nothing where there is none."""
+
+    def listen_for_resets(self, listener: Callable[[str, str, Mapping[str, str]], None]) -> Forget:
+        """Have a listener told namespace, job and data of each reset-config that changed."""
+
     async def read(self, namespace: str, name: str) -> Mapping[str, str] | None:
         """Return the data of a ConfigMap; None if there is none."""
 

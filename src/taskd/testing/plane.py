@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from taskd.core.acjob.names import RESET_CONFIG
 from taskd.core.faults.view import Health, JobFaults, NodeFaults, RankFault
 from taskd.core.plane.faultlists import Shape
 from taskd.core.plane.jobs import JobView, PodView
@@ -26,6 +27,7 @@ class MemoryCluster:
         self.faults: dict[str, JobFaults] = {}
         self._job_listeners: list[Callable[[str], None]] = []
         self.fault_listeners: list[Callable[[JobFaults], None]] = []
+        self.reset_listeners: list[Callable[[str, str, Mapping[str, str]], None]] = []
         self._born = 0
         self.config_maps: dict[tuple[str, str], dict[str, str]] = {}
         self.states: dict[str, bytes] = {}
@@ -143,7 +145,25 @@ class MemoryCluster:
     async def write(self, job: JobView, name: str, data: Mapping[str, str]) -> None:
         """Write a ConfigMap, as late as the cluster is slow."""
         await asyncio.sleep(self.write_delay_s)
+        self.put_config_map(job, name, data)
+
+    def resets(self, namespace: str, job: str) -> Mapping[str, str]:
+        """Return what a job's reset-config says."""
+        return self.config_maps.get((namespace, f"{RESET_CONFIG}{job}"), {})
+
+    def listen_for_resets(
+        self, listener: Callable[[str, str, Mapping[str, str]], None]
+    ) -> Callable[[], None]:
+        """Have a listener told of changed reset-configs."""
+        self.reset_listeners.append(listener)
+        return lambda: self.reset_listeners.remove(listener)
+
+    def put_config_map(self, job: JobView, name: str, data: Mapping[str, str]) -> None:
+        """Write a ConfigMap, as a device plugin does."""
         self.config_maps.setdefault((job.namespace, name), {}).update(data)
+        if name.startswith(RESET_CONFIG):
+            for listener in list(self.reset_listeners):
+                listener(job.namespace, job.name, self.config_maps[job.namespace, name])
 
     # --------------------------------------------------------------------------------------- hands and keeper
 

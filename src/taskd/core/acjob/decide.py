@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.acjob import backoff, conditions, names, restarts, switching, validation
+from taskd.core.acjob import backoff, conditions, names, recoveryenv, restarts, switching, validation
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.actions import (
@@ -30,9 +30,12 @@ from taskd.core.acjob.actions import (
 from taskd.core.acjob.conditions import Condition
 from taskd.core.acjob.finishing import clean_up, deadline_at, has_succeeded
 from taskd.core.acjob.job import Job, Slot
-from taskd.core.acjob.seen import FAILED, PENDING, RUNNING, SUCCEEDED, Snapshot, roster
+from taskd.core.acjob.seen import FAILED, PENDING, RUNNING, SUCCEEDED, PodSeen, Snapshot, roster
 from taskd.core.acjob.status import Status, stamp
 
+GRACE: Final = "grace"
+GRACE_S: Final = 900
+"""How long pods may take to end with `fault-scheduling: grace`; then they are deleted by force."""
 COUNTED: Final = {RUNNING: "active", SUCCEEDED: "succeeded", FAILED: "failed", PENDING: "pending"}
 WAITING_PHASES: Final = ("", "Pending")
 
@@ -82,6 +85,7 @@ class _Course:
         self.status = replace(
             status,
             strategy=",".join(job.strategies()),
+            refusal=recoveryenv.refused(job),
             handled=handled,
             leader_ip=status.leader_ip or (seen.service.ip if seen.service else ""),
         )
@@ -130,6 +134,7 @@ class _Course:
                 decision = self._restart(verdict)
             case None:
                 decision = self._go_on()
+        decision = _awake(decision, self._overdue(decision.status)[1])
         # Asked of the new status: the time runs from this very decision on where it lets the job begin.
         return _awake(decision, deadline_at(self.job, decision.status))
 
@@ -201,9 +206,24 @@ class _Course:
         force = self.job.labels.get(names.FAULT_SCHEDULING, "").endswith("force")
         removed = restarts.doomed(self.found, status, self.seen.nodes, self.requests, force=force)
         surplus = [(pod, None) for pod in self.found.surplus if not pod.deleting]
+        late, _ = self._overdue(status)
+        taken = {pod.uid for pod, _ in removed}
         return (
             *(DeletePod(pod.name, pod.uid, grace, "it is replaced by a restart") for pod, grace in removed),
+            *(
+                DeletePod(pod.name, pod.uid, 0, f"it has not ended within {GRACE_S} s")
+                for pod in late
+                if pod.uid not in taken
+            ),
             *(DeletePod(pod.name, pod.uid, grace, "the job has no place for it") for pod, grace in surplus),
+        )
+
+    def _overdue(self, status: Status) -> tuple[list[PodSeen], float | None]:
+        """Pods that were given time to end and have not, where the job sets that a limit."""
+        if self.job.labels.get(names.FAULT_SCHEDULING, "").strip() != GRACE:
+            return [], None
+        return restarts.overdue(
+            self.found, status, self.requests, patience_s=float(GRACE_S), now=self.now
         )
 
     # -------------------------------------------------------------------------------------- going on

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from taskd.core.acjob import hostnames, names
+from taskd.core.acjob import hostnames, names, recoveryenv
 from taskd.core.acjob.devices import World, world
 from taskd.core.acjob.environment import Addresses, ByRank, Variables, has_ascend, literal, merge, variables
 from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping
@@ -167,6 +167,8 @@ def warnings(job: Job, *, gang: bool, table_files: bool = True) -> tuple[tuple[s
         text = f"label {names.TOR_AFFINITY}={affinity}"
         found.append((names.UNKNOWN_TOR_AFFINITY, _unknown(text, names.TOR_AFFINITY_VALUES)))
     found += _odd_labels(job)
+    if refusal := recoveryenv.refused(job):
+        found.append((names.RECOVERY_REFUSED, f"the job's recovery strategies are not in force: {refusal}"))
     policy = job.annotations.get(names.SCHEDULE_POLICY)
     if policy is not None and policy not in names.SCHEDULE_POLICIES:
         text = f"annotation {names.SCHEDULE_POLICY}={policy}"

@@ -11,6 +11,7 @@ from typing import Final
 
 from taskd.core.acjob import names
 from taskd.core.acjob.job import Job
+from taskd.core.plane.policy import read_policy
 
 PROCESS_RECOVER: Final = "PROCESS_RECOVER"
 ELASTIC: Final = "ELASTIC_PROCESS_RECOVER_ENABLE"
@@ -61,6 +62,12 @@ def switches(job: Job, *, ascend: bool) -> dict[str, str]:
 def keeps_processes(job: Job) -> bool:
     """Whether the processes that survive a fault go on; after a dump, and with `exit`, they end."""
     return not _KEEP.isdisjoint(job.strategies())
+
+
+def refused(job: Job) -> str:
+    """Why the strategies that the job asks for are not in force; empty where they are, or none is asked."""
+    asks = keeps_processes(job) or _DUMP in job.strategies() or _hot_switch(job)
+    return read_policy(job.labels, job.annotations).refusal if asks else ""
 
 
 def asks_for_recovery(job: Job) -> bool:

@@ -13,9 +13,9 @@ the job's status and on every pod that it made, so it can be read back from eith
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from taskd.core.acjob import backoff, faults, names, recoveryenv
 from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
@@ -160,23 +160,56 @@ def begin(status: Status, restart: Restart, now: float) -> Status:
 def doomed(
     found: Roster, status: Status, nodes: Nodes, requests: Sequence[Json], *, force: bool
 ) -> list[tuple[PodSeen, int | None]]:
-    """The pods that the restart under way still has to remove, each with its grace period."""
-    old = [pod for pod in found.regular.values() if not status.stable and pod.version < status.restarts]
+    """The pods that the restart under way still has to remove, each with its grace period.
+
+    A request may say for its own pods whether they have time to end; else the job's label says so.
+    """
+    old = _old(found, status)
     named = _named(status, requests)
-    grace = 0 if force else None
+    whole = {each.get("force") for each in _answered(status, requests) if each.get("scope") == "job"}
+    hard = _is_hard(whole, force=force)
     removals: list[tuple[PodSeen, int | None]] = [(pod, 0) for pod in old if nodes.took(pod)]
     removals += [
-        (pod, grace)
+        (pod, 0 if hard else None)
         for pod in old
         if not nodes.took(pod) and not pod.deleting and (pod.failed or status.whole_job)
     ]
     chosen = {pod.uid for pod, _ in removals}
     removals += [
-        (pod, grace)
+        (pod, 0 if _is_hard(named[pod.name].force, force=force) else None)
         for pod in found.regular.values()
-        if not pod.deleting and pod.uid not in chosen and pod.version < named.get(pod.name, 0)
+        if not pod.deleting
+        and pod.uid not in chosen
+        and pod.name in named
+        and pod.version < named[pod.name].version
     ]
     return removals
+
+
+def overdue(
+    found: Roster, status: Status, requests: Sequence[Json], *, patience_s: float, now: float
+) -> tuple[list[PodSeen], float | None]:
+    """The pods that a restart removes and that have not ended in their time, and when to look again."""
+    named = _named(status, requests)
+    going = {pod.uid: pod for pod in _old(found, status)}
+    going |= {
+        pod.uid: pod
+        for pod in found.regular.values()
+        if pod.name in named and pod.version < named[pod.name].version
+    }
+    due = {uid: pod.deleted_at + patience_s for uid, pod in going.items() if pod.deleted_at is not None}
+    late = [going[uid] for uid, at in due.items() if now >= at]
+    return late, min((at for at in due.values() if now < at), default=None)
+
+
+def _old(found: Roster, status: Status) -> list[PodSeen]:
+    return [pod for pod in found.regular.values() if not status.stable and pod.version < status.restarts]
+
+
+def _is_hard(wishes: Collection[object], *, force: bool) -> bool:
+    """Whether pods get no time to end: one wish for that is enough, and without any the label counts."""
+    said = [wish for wish in wishes if isinstance(wish, bool)]
+    return any(said) if said else force
 
 
 def _failed(job: Job, fresh: Sequence[PodSeen], status: Status, now: str) -> Restart | Hopeless | None:
@@ -320,14 +353,31 @@ def idle(found: Roster, requests: Sequence[Json]) -> Iterator[str]:
             yield str(request["id"])
 
 
-def _named(status: Status, requests: Sequence[Json]) -> dict[str, int]:
-    """The pods that requests name, with the generation that is to replace them."""
-    named: dict[str, int] = {}
+class _Named(NamedTuple):
+    """What requests say of one pod: the generation that is to replace it, and how it is to end."""
+
+    version: int
+    force: tuple[object, ...]
+
+
+def _named(status: Status, requests: Sequence[Json]) -> dict[str, _Named]:
+    """The pods that requests name."""
+    named: dict[str, _Named] = {}
     for request in requests:
         answer = status.handled.get(str(request.get("id")))
-        if answer is not None:
-            named |= dict.fromkeys(map(str, request.get("pods") or ()), answer)
+        if answer is None:
+            continue
+        for name in map(str, request.get("pods") or ()):
+            known = named.get(name, _Named(answer, ()))
+            wishes = known.force if known.version >= answer else ()
+            if answer >= known.version:
+                named[name] = _Named(answer, (*wishes, request.get("force")))
     return named
+
+
+def _answered(status: Status, requests: Sequence[Json]) -> list[Json]:
+    """The requests that the restart under way answers."""
+    return [each for each in requests if status.handled.get(str(each.get("id"))) == status.restarts]
 
 
 def requests_of(raw: Json) -> tuple[Json, ...]:

@@ -44,6 +44,8 @@ class PodSeen:
     version: int = 0
     phase: str = PENDING
     deleting: bool = False
+    deleted_at: float | None = None
+    """When somebody asked for its deletion, where it may take its time to end."""
     node: str = ""
     ip: str = ""
     ready: bool = False

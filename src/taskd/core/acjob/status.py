@@ -47,6 +47,8 @@ class Status:
     leader_ip: str = ""
     ready: str = ""
     strategy: str = ""
+    refusal: str = ""
+    """Why the strategies that the job asks for are not in force."""
     last_fault: Mapping[str, Any] = field(default_factory=dict)
     causes: Mapping[str, int] = field(default_factory=dict)
     handled: Mapping[str, int] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class Status:
             "masterAddr": self.leader_ip,
             "readyReplicas": self.ready,
             "recoverStrategy": self.strategy,
+            "recoverRefused": self.refusal,
             "lastFault": dict(self.last_fault),
             "restartCauses": dict(self.causes),
             "handledRequests": dict(self.handled),
@@ -109,6 +112,7 @@ def read(raw: Json) -> Status:
         leader_ip=str(stored.get("masterAddr") or ""),
         ready=str(stored.get("readyReplicas") or ""),
         strategy=str(stored.get("recoverStrategy") or ""),
+        refusal=str(stored.get("recoverRefused") or ""),
         last_fault=mapping(stored.get("lastFault")),
         causes={key: _number(value) for key, value in mapping(stored.get("restartCauses")).items()},
         handled={key: _number(value) for key, value in mapping(stored.get("handledRequests")).items()},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from taskd.core.faults.view import FaultKind
-from taskd.core.plane import course, names, switching
+from taskd.core.plane import course, names, rescheduling, switching
 from taskd.core.plane.choice import wants_retry
 from taskd.core.plane.faultlists import acting, as_normal, describe, merge, retryable, slowing
 from taskd.core.plane.names import Strategy
@@ -67,12 +67,16 @@ def lost_pods(state: JobState, event: PodsSeen) -> dict[int, str]:
 
     Where all pods go at once the job is being started again, or ended, by somebody else.
     """
-    if event.ending or state.policy.refusal or state.phase in _PODS_GO:
+    policy = state.policy
+    unattended = policy.unattended and policy.pod_rescheduling
+    if event.ending or state.phase in _PODS_GO or (policy.refusal and not unattended):
         return {}
     gone: dict[int, str] = {}
     for rank, pod in state.pods.items():
         now = event.pods.get(rank)
-        if pod.running and (now is None or now.uid != pod.uid or now.failed):
+        # Whether a pod that has failed is tried again, without a manager, is the operator's to decide.
+        failed = now is not None and now.failed and not unattended
+        if pod.running and (now is None or now.uid != pod.uid or failed):
             gone[rank] = pod.uid
     if len(gone) == len(state.pods):
         return {}
@@ -90,7 +94,10 @@ def take_losses(turn: Turn, lost: dict[int, str]) -> None:
     shape = turn.state.shape
     ranks = tuple(rank for pod in lost for rank in shape.ranks_of(pod))
     pods = ", ".join(map(str, sorted(lost)))
-    take_faults(turn, as_normal(ranks), f"pod {pods} was lost", ranks)
+    if turn.state.policy.unattended:
+        rescheduling.lose(turn, ranks, f"pod {pods} was lost")
+    else:
+        take_faults(turn, as_normal(ranks), f"pod {pods} was lost", ranks)
     if turn.state.episode is not None:
         turn.edit(origin={**turn.episode.origin, **lost})
 
@@ -118,7 +125,13 @@ def see_devices(turn: Turn, event: DevicesSeen) -> None:
     """Take in how the devices are now."""
     turn.change(health=event.health, devices=acting(event.ranks), slow=slowing(event.ranks))
     state = turn.state
-    turn.change(answered={rank: mark for rank, mark in state.answered.items() if rank in state.devices})
+    turn.change(
+        answered={
+            rank: mark
+            for rank, mark in state.answered.items()
+            if rank in state.devices or mark == rescheduling.FAILED
+        }
+    )
     answer_devices(turn)
     if turn.state.phase is Phase.HEALING:
         course.heal(turn, late=False)
@@ -129,9 +142,13 @@ def see_devices(turn: Turn, event: DevicesSeen) -> None:
 def answer_devices(turn: Turn) -> None:
     """Answer the devices that nobody has answered yet; where there are none, look at slow ones."""
     state = turn.state
-    if state.policy.refusal or state.phase in {Phase.RESTARTING, Phase.ENDED}:
+    if state.phase in {Phase.RESTARTING, Phase.ENDED}:
         return
-    marks = {rank: _mark(state, rank) for rank in state.devices}
+    if state.policy.refusal:
+        if state.policy.unattended:
+            rescheduling.answer(turn)
+        return
+    marks = {rank: rescheduling.mark(state, rank) for rank in state.devices}
     fresh = {rank: state.devices[rank] for rank in state.devices if state.answered.get(rank) != marks[rank]}
     if not fresh:
         if state.phase is Phase.INIT:
@@ -149,12 +166,6 @@ def answer_devices(turn: Turn) -> None:
         course.notice(turn, ranks, what)
     else:
         take_faults(turn, faults, what, ranks)
-
-
-def _mark(state: JobState, rank: int) -> str:
-    fault = state.devices[rank]
-    pod = state.pods.get(state.shape.pod_of(rank))
-    return f"{fault.kind.value} {fault.code} {pod.uid if pod else ''}"
 
 
 def _network_down(state: JobState) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from taskd.core.plane import course, intake, names, outcomes, resorts, switching
+from taskd.core.plane import course, intake, outcomes, rescheduling, resorts, switching
 from taskd.core.plane.names import Change, Code, SignalType
 from taskd.core.plane.reports import take_report
 from taskd.core.plane.resetconfig import ResetKind
@@ -33,6 +33,7 @@ from taskd.core.plane.state import (
     Phase,
     PodsSeen,
     PolicyRead,
+    ResetSeen,
     SaveState,
     SendSignal,
     StatusReported,
@@ -55,6 +56,9 @@ def step(state: JobState, event: Event, moment: Moment) -> Outcome:
             intake.see_devices(turn, event)
         case PodsSeen():
             _see_pods(turn, event)
+        case ResetSeen():
+            rescheduling.see_resets(turn, dict(event.ranks))
+            intake.answer_devices(turn)
         case PolicyRead():
             turn.change(policy=event.policy)
         case Subscribed():
@@ -84,7 +88,7 @@ def next_look(state: JobState) -> float:
         if state.phase is Phase.STOPPING and not state.connected:
             times.append(_absent_until(state))
     elif state.phase is Phase.INIT:
-        times.append(state.switch_at)
+        times.extend((state.switch_at, rescheduling.next_look(state)))
     return min((time for time in times if time), default=0.0)
 
 
@@ -116,7 +120,7 @@ def _see_pods(turn: Turn, event: PodsSeen) -> None:
             intake.finish(turn, ended)
     elif state.phase is not Phase.RESCHEDULING and resorts.restarted(turn):
         if state.phase is Phase.RESTARTING:
-            turn.label(names.RECOVER_SWITCH, names.ON)
+            resorts.unpause(turn)
         intake.finish(turn, "the whole job was started again")
     elif state.phase is Phase.RECOVERING and not turn.episode.cleared and turn.episode.leaving:
         _see_replacements(turn)
@@ -155,7 +159,8 @@ def _look_at_clock(turn: Turn) -> None:
             turn.reset(ResetKind.CLEAR)
     state = turn.state
     if state.phase is Phase.INIT:
-        if state.switch_at and turn.now >= state.switch_at:
+        due = min((time for time in (state.switch_at, rescheduling.next_look(state)) if time), default=0.0)
+        if due and turn.now >= due:
             intake.answer_devices(turn)
         return
     if state.phase is Phase.STOPPING and not state.connected and turn.now >= _absent_until(state):
@@ -196,6 +201,10 @@ def _answer_deadline(turn: Turn) -> None:
             )
         case Phase.DUMPING:
             outcomes.dumped(turn, Code.DUMP_FAILED, f"no report within {limit:g} s")
+        case Phase.RESCHEDULING if state.policy.unattended:
+            ended = rescheduling.late(turn)
+            if ended:
+                intake.finish(turn, ended)
         case Phase.RESCHEDULING:
             resorts.fall_back(
                 turn, f"the faulty pods were not replaced within {state.policy.reschedule_s:g} s"
@@ -203,7 +212,7 @@ def _answer_deadline(turn: Turn) -> None:
         case Phase.RESTARTING:
             if state.connected:
                 turn.send(SignalType.KILL_MASTER)
-            turn.label(names.RECOVER_SWITCH, names.ON)
+            resorts.unpause(turn)
             intake.finish(turn, f"failed: the job was not running again within {state.limits.restart_s:g} s")
         case Phase.STANDBY | Phase.PAUSING | Phase.PARTING | Phase.MIGRATING:
             ended = switching.late(turn)

@@ -61,7 +61,7 @@ def rescheduled(turn: Turn) -> bool:
     if not state.running or not_replaced(state, episode, episode.leaving):
         return False
     turn.reset(ResetKind.RESTART_ALL)
-    if Change.DUMP not in episode.tried:
+    if episode.exited and Change.DUMP not in episode.tried:
         _note(turn, RecoverStatus.EXITED)
     return True
 

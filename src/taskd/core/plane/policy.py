@@ -7,7 +7,7 @@ silence. Here a mistake stays visible, and what was understood is used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -22,6 +22,8 @@ _SUB_HEALTHY: Final = "subHealthyStrategy"
 _WAIT_RESCHEDULE: Final = "wait-reschedule-timeout"
 _PLATFORM: Final = "ProcessRecoverStrategy"
 _FRAMEWORK: Final = "framework"
+RECOVER_PATH: Final = "huawei.com/recover_policy_path"
+"""With the value `pod`, in the job or in its templates: never more is started again than faulty pods."""
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -45,7 +47,7 @@ class SubHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What may be done to a job. `refusal` says why nothing may be; empty if something may."""
+    """What may be done to a job. `refusal` says why its processes may not be recovered; empty if they may."""
 
     strategies: tuple[Strategy, ...] = (Strategy.EXIT,)
     scheduling: Scheduling = Scheduling.OFF
@@ -54,6 +56,9 @@ class Policy:
     reschedule_s: float = 270.0
     framework: str = ""
     refusal: str = ""
+    platform: bool = False
+    pods_only: bool = False
+    """Never is more started again than the faulty pods."""
     problems: tuple[str, ...] = ()
 
     def allows(self, *wanted: Strategy) -> bool:
@@ -66,6 +71,16 @@ class Policy:
         return self.scheduling is Scheduling.FORCE
 
     @property
+    def reschedules(self) -> bool:
+        """Tell whether pods may be replaced at all."""
+        return self.scheduling is not Scheduling.OFF and not self.platform
+
+    @property
+    def unattended(self) -> bool:
+        """Tell whether pods may be replaced, and nothing finer may be done or nobody is there to do it."""
+        return bool(self.refusal) and self.reschedules
+
+    @property
     def dumps_first(self) -> bool:
         """Tell whether the first thing to try is to save and leave."""
         return self.strategies[0] is Strategy.DUMP
@@ -75,8 +90,10 @@ def read_policy(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Po
     """Read a job's metadata."""
     problems: list[str] = []
     asked = _strategies(annotations.get(_RECOVER_STRATEGY, ""), problems)
-    scheduling = _choice(Scheduling, _FAULT_SCHEDULING, labels, Scheduling.OFF, problems)
     sub_health = _choice(SubHealth, _SUB_HEALTHY, labels, SubHealth.IGNORE, problems)
+    # A hot switch is about nothing but pods that move: whoever asks for it need not allow that once more.
+    unsaid = Scheduling.GRACE if sub_health is SubHealth.HOT_SWITCH else Scheduling.OFF
+    scheduling = _choice(Scheduling, _FAULT_SCHEDULING, labels, unsaid, problems, odd=Scheduling.OFF)
     framework = (labels.get(_FRAMEWORK) or annotations.get(_FRAMEWORK) or "").strip().lower()
     switches = sub_health is SubHealth.HOT_SWITCH
     if switches and Strategy.RECOVER not in asked:
@@ -91,8 +108,15 @@ def read_policy(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Po
         reschedule_s=_wait(annotations.get(_WAIT_RESCHEDULE, ""), problems),
         framework=framework,
         refusal=_refusal(labels, annotations, asked, scheduling),
+        platform=_PLATFORM in annotations,
+        pods_only=annotations.get(RECOVER_PATH, "").strip() == "pod",
         problems=tuple(problems),
     )
+
+
+def without_manager(policy: Policy) -> Policy:
+    """What may be done while no manager of the job is known: to pods all, to processes nothing."""
+    return policy if policy.refusal else replace(policy, refusal="no manager of the job has registered")
 
 
 def _strategies(text: str, problems: list[str]) -> tuple[Strategy, ...]:
@@ -110,14 +134,24 @@ def _strategies(text: str, problems: list[str]) -> tuple[Strategy, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _choice(kind: type[E], key: str, labels: Mapping[str, str], default: E, problems: list[str]) -> E:
+def _choice(
+    kind: type[E],
+    key: str,
+    labels: Mapping[str, str],
+    default: E,
+    problems: list[str],
+    *,
+    odd: E | None = None,
+) -> E:
+    """Read a label; `odd` is what a value counts as that there is not, if not as none."""
     text = labels.get(key, "").strip()
     if not text:
         return default
     if text in set(kind):
         return kind(text)
-    problems.append(f"{key}: {text!r} is none of {', '.join(kind)}; taken as {default}")
-    return default
+    taken = default if odd is None else odd
+    problems.append(f"{key}: {text!r} is none of {', '.join(kind)}; taken as {taken}")
+    return taken
 
 
 def _wait(text: str, problems: list[str]) -> float:

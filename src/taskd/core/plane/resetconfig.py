@@ -22,6 +22,8 @@ class ResetKind(StrEnum):
     CLEAR = "clear"
     RESTART_ALL = "restart-all"
     """All agents start their processes again: the count is one higher."""
+    LEAVE = "leave"
+    """All agents end their processes: pods are about to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class ResetContent:
     kind: ResetKind
     ranks: tuple[int, ...] = ()
     in_place: bool = False
+    leave: bool | None = None
+    """Whether all processes shall end; None leaves that to whoever has said it."""
 
 
 def render(content: ResetContent, before: Mapping[str, str], stamp: int) -> dict[str, str] | str:
@@ -43,7 +47,8 @@ def render(content: ResetContent, before: Mapping[str, str], stamp: int) -> dict
     old = Reset() if isinstance(found, Refused) else found
     if old.hot_reset:
         return "a hot reset of devices is under way"
-    return _changed(content, old, stamp).data()
+    new = _changed(content, old, stamp)
+    return (new if content.leave is None else reset.exit_gracefully(new, stamp, leave=content.leave)).data()
 
 
 def _changed(content: ResetContent, old: Reset, stamp: int) -> Reset:
@@ -56,5 +61,7 @@ def _changed(content: ResetContent, old: Reset, stamp: int) -> Reset:
             return reset.clear(old, stamp)
         case ResetKind.RESTART_ALL:
             return reset.restart_all(reset.clear(old, stamp), stamp)
+        case ResetKind.LEAVE:
+            return reset.exit_gracefully(old, stamp, leave=True)
         case _:
             assert_never(content.kind)

@@ -44,10 +44,23 @@ def kill(turn: Turn, why: str) -> None:
 def _restart_job(turn: Turn, why: str) -> None:
     turn.reset(ResetKind.CLEAR)
     turn.label(names.RECOVER_SWITCH, names.PAUSE)
+    turn.edit(paused=True)
+    replace_all(turn, why)
+
+
+def replace_all(turn: Turn, why: str) -> None:
+    """Have every pod of the job replaced."""
     turn.edit(origin={**turn.episode.origin, **{rank: pod.uid for rank, pod in turn.state.pods.items()}})
     turn.ask(Wish.RESTART_JOB, (), why)
     turn.enter(Phase.RESTARTING, turn.state.limits.restart_s)
     turn.tell(RECOVERING, why)
+
+
+def unpause(turn: Turn) -> None:
+    """Set the job's switch for process recovery back, if it was set to pause."""
+    if turn.episode.paused:
+        turn.label(names.RECOVER_SWITCH, names.ON)
+        turn.edit(paused=False)
 
 
 def restarted(turn: Turn) -> bool:

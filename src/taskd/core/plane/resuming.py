@@ -23,6 +23,7 @@ def kept(state: JobState) -> JobState:
         pods={},
         devices={},
         slow={},
+        resets={},
         health=Health.HEALTHY,
         connected=False,
         handed=False,
@@ -39,8 +40,9 @@ def resumed(state: JobState, now: float) -> JobState:
 def repeat(state: JobState, now: float) -> tuple[Effect, ...]:
     """What the present phase asks of others, once more."""
     if state.episode is None:
+        # Of a job whose processes nobody recovers here, what stands there is the device plugin's.
         clear = WriteReset("", ResetContent(ResetKind.CLEAR))
-        return (clear,) if state.phase is Phase.INIT else ()
+        return (clear,) if state.phase is Phase.INIT and not state.policy.refusal else ()
     turn = Turn(state, Moment(now, ""))
     episode = state.episode
     reason = episode.reason or episode.what
@@ -52,12 +54,19 @@ def repeat(state: JobState, now: float) -> tuple[Effect, ...]:
         case Phase.PARTING:
             turn.ask(Wish.REMOVE_OLD, (episode.pod,), reason, force=episode.pressed)
         case Phase.RESTARTING:
-            turn.reset(ResetKind.CLEAR)
-            turn.label(names.RECOVER_SWITCH, names.PAUSE)
+            if not state.policy.unattended:
+                turn.reset(ResetKind.CLEAR)
+            elif episode.gentle:
+                turn.reset(ResetKind.LEAVE)
+            if episode.paused:
+                turn.label(names.RECOVER_SWITCH, names.PAUSE)
             turn.ask(Wish.RESTART_JOB, (), reason)
         case Phase.ASKING | Phase.RECOVERING | Phase.DUMPING | Phase.RESCHEDULING:
             if episode.cleared:
                 turn.reset(ResetKind.CLEAR)
+            elif state.policy.unattended:
+                if episode.gentle:
+                    turn.reset(ResetKind.LEAVE)
             elif episode.leaving or episode.in_place:
                 in_place = bool(episode.in_place) and episode.ordered in {Change.NONE, Change.RECOVER}
                 turn.reset(ResetKind.FAULTY, tuple(named(state, episode)), in_place=in_place)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from taskd.core.faults.texts.reset import RankStatus
 from taskd.core.faults.view import FaultKind, Health, RankFault
 from taskd.core.plane.faultlists import Shape
 from taskd.core.plane.names import Action, Change, Code, SignalType
@@ -61,6 +62,8 @@ class Limits:
     old_pod_s: float = 60.0
     absent_s: float = 30.0
     """How long a manager may be away before faulty pods are replaced without asking it."""
+    hot_reset_s: float = 300.0
+    """How long a device plugin may take to reset a device before its pod is replaced instead."""
     clear_s: float = 5.0
     """How long agents that read files are shown which ranks to start again in place."""
     switch_again_s: float = 60.0
@@ -121,6 +124,10 @@ class Episode:
     asked_at: float = 0.0
     force: bool = False
     """Pods are deleted without waiting for them."""
+    gentle: bool = False
+    """Pods are given their time to end, whatever the job's label says."""
+    paused: bool = False
+    """The job's switch for process recovery was set to `pause`, and has to be set back."""
     pressed: bool = False
     """The old pod of a switch was late and is deleted by force."""
     labelled: tuple[int, ...] = ()
@@ -159,6 +166,10 @@ class JobState:
     switch_failures: int = 0
     switch_at: float = 0.0
     """When a switch that failed is tried again, should the device still be slow."""
+    resets: Mapping[int, RankStatus] = field(default_factory=dict)
+    """The ranks whose devices a device plugin resets, or has reset, as the reset-config says."""
+    reset_since: float = 0.0
+    """When the reset that is under way was first seen."""
 
     @property
     def uuid(self) -> str:
@@ -237,6 +248,13 @@ class PodsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetSeen:
+    """What device plugins say in the job's reset-config: ranks whose devices they reset, and how that went."""
+
+    ranks: Mapping[int, RankStatus] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyRead:
     """The job's labels and annotations were read again."""
 
@@ -275,7 +293,7 @@ class JobGone:
 
 
 Report = FaultsReported | StopReported | StrategiesReported | StatusReported
-Event = Report | DevicesSeen | PodsSeen | PolicyRead | Subscribed | Unsubscribed | Handed | Ticked | JobGone
+Event = Report | DevicesSeen | PodsSeen | ResetSeen | PolicyRead | Subscribed | Unsubscribed | Handed | Ticked | JobGone
 
 
 # ------------------------------------------------------------------------------------------ what is done

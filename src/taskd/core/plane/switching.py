@@ -65,6 +65,7 @@ def _leave_slow(turn: Turn) -> None:
     turn.edit(faults=ranks, devices=tuple(ranks))
     label_pods(turn)
     if state.policy.sub_health is SubHealth.GRACE_EXIT:
+        turn.edit(gentle=True)
         save_and_leave(turn)
     else:
         turn.edit(force=True)

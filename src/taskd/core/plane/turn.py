@@ -93,16 +93,18 @@ class Turn:
         self.change(outstanding=None, handed=False)
 
     def reset(self, kind: ResetKind, ranks: tuple[int, ...] = (), *, in_place: bool = False) -> None:
-        """Have the file of the agents written."""
-        self.edit(cleared=kind in {ResetKind.CLEAR, ResetKind.RESTART_ALL})
-        self.do(WriteReset(self.episode.uuid, ResetContent(kind, ranks, in_place)))
+        """Have the file of the agents written; a wish to leave that this episode wrote goes with its end."""
+        ends = kind in {ResetKind.CLEAR, ResetKind.RESTART_ALL}
+        leave = False if ends and self.episode.gentle else None
+        self.edit(cleared=ends)
+        self.do(WriteReset(self.episode.uuid, ResetContent(kind, ranks, in_place, leave)))
 
     def ask(self, wish: Wish, pods: tuple[int, ...], reason: str, *, force: bool = False) -> None:
         """Ask the operator for something, if there is anything to ask for."""
         if not pods and wish is not Wish.RESTART_JOB:
             return
         origin = {pod: uid for pod, uid in self.episode.origin.items() if pod in pods}
-        force = force or self.episode.force or self.state.policy.force
+        force = (force or self.episode.force or self.state.policy.force) and not self.episode.gentle
         self.do(Ask(self.episode.uuid, wish, pods, reason, force, origin))
 
     def label(self, key: str, value: str | None, pod: int = -1) -> None:

@@ -88,7 +88,9 @@ class Reset:
     @property
     def hot_reset(self) -> bool:
         """Whether the device plugin is resetting chips of the job."""
-        return any(entry.policy in HOT_RESET for entry in self.ranks)
+        return any(
+            entry.policy in HOT_RESET and entry.status is not RankStatus.FAILED for entry in self.ranks
+        )
 
     def text(self) -> str:
         """`reset.json`."""

@@ -2,12 +2,13 @@
 
 A line begins with who acts:
 
-    job      a job of the cluster: strategies=, pods=, ranks=, scheduling=, sub_health=, keeps_old=, obedient=
+    job      a job of the cluster: strategies=, pods=, ranks=, scheduling=, sub_health=, rescheduling=,
+             keeps_old=, obedient=, and manager=none where nobody registers
     limit    how long the plane waits: name=seconds
     M        the manager reports: the call, what is in it, and after -> the code that answers it
     P        the plane sends a signal: type or type=strategy, actions, ranks=, nodes=, timeout=, extra=, uuid=
-    K        the cluster: something happens in it (replaced, standby, devices, health), or the plane has had
-             something done to it (asked, reset, annotation, label, incident)
+    K        the cluster: something happens in it (replaced, lost, standby, devices, slow, resets), or the
+             plane has had something done to it (asked, untouched, reset, annotation, label, incident)
     reconnect, restart, second: the stream is cut; the plane dies and comes again; another one subscribes
     end      the phase at the end; nothing else was sent
 
@@ -25,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from taskd.core.faults.texts.reset import RankStatus, Reset, ResetRank
 from taskd.core.faults.view import FaultKind, Health, RankFault
 from taskd.core.plane.state import Limits
 from taskd.plane.server import Plane
@@ -69,6 +71,7 @@ class Player:
         self.manager: FakeManager
         self._stack = AsyncExitStack()
         self._begun = False
+        self._managed = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,7 +81,7 @@ class Player:
 
     @property
     def state(self) -> str:
-        desk = self.plane.office.desk(JOB) if self._begun else None
+        desk = self._desk if self._begun else None
         return f"{desk.state}\nasked: {self.cluster.asks}" if desk else "no desk"
 
     async def act(self, words: list[str]) -> None:
@@ -118,7 +121,9 @@ class Player:
                     await first.ended.wait()
                 await self._expect_again(rest)
             case ["end", phase]:
-                await self._until(lambda: self._desk.state.phase == phase)
+                await self._until(lambda: self._desk is not None and self._desk.state.phase == phase)
+                if not self._managed:
+                    return
                 assert self.manager.signals.empty(), f"unexpected: {self.manager.signals.get_nowait()}"
             case _:
                 raise ValueError(f"no such line: {words}")
@@ -127,7 +132,9 @@ class Player:
         labels = {
             "fault-scheduling": given.get("scheduling", "grace"),
             "subHealthyStrategy": given.get("sub_health", ""),
+            "pod-rescheduling": given.get("rescheduling", ""),
         }
+        self._managed = given.get("manager") != "none"
         self.cluster.obedient = given.get("obedient") == "1"
         self.keeps_old = given.get("keeps_old") == "1"
         self.cluster.add_job(
@@ -142,6 +149,9 @@ class Player:
         if self._begun:
             return
         self.plane = await self._stack.enter_async_context(plane_for(self.cluster, self.limits))
+        if not self._managed:
+            self._begun = True
+            return
         self.manager = FakeManager(self.plane.port, JOB, keeps_old=self.keeps_old)
         self._stack.push_async_callback(self.manager.close)
         self._begun = True
@@ -150,7 +160,7 @@ class Player:
 
     @property
     def _desk(self) -> Any:
-        return self.plane.office.desk(JOB)
+        return self.plane.office._desks.get(JOB)
 
     async def _until(self, true: Callable[[], bool]) -> None:
         """Wait for something in this process, which brings no event to wait for."""
@@ -222,15 +232,28 @@ class Player:
                 await self._until(
                     lambda: uids == {rank: pod.uid for rank, pod in self._desk.state.pods.items()}
                 )
+            case ["lost", pods]:
+                cluster.lose_pods(JOB, map(int, pods.split(",")))
+            case ["resets", *entries]:
+                cluster.put_config_map(cluster._jobs[JOB], f"reset-config-name-{JOB}", _resets(entries))
+            case ["untouched"]:
+                await asyncio.sleep(0.05)
+                assert [] == cluster.asks
             case ["standby", pod]:
                 cluster.stand_by(JOB, int(pod))
             case ["devices", *faults]:
                 self._devices(faults, Health.UNHEALTHY)
             case ["slow", *faults]:
                 self._devices(faults, Health.SUB_HEALTHY)
-            case ["asked", wish, *pods]:
+            case ["asked", wish, *pods] if not set(pods) & {"gently", "forcibly"}:
                 want = (wish, tuple(int(pod) for pod in ",".join(pods).split(",") if pod))
                 await self._until(lambda: want in [(ask.wish.value, ask.pods) for _, ask in cluster.asks])
+            case ["asked", wish, *pods, how]:
+                named = tuple(int(pod) for pod in ",".join(pods).split(",") if pod)
+                wanted = (wish, named, how == "forcibly")
+                await self._until(
+                    lambda: wanted in [(ask.wish.value, ask.pods, ask.force) for _, ask in cluster.asks]
+                )
             case ["reset", *rest]:
                 await self._until(lambda: self._reset_is(pairs(rest)))
             case ["annotation", value]:
@@ -269,7 +292,17 @@ class Player:
             and (want.get("flushing") == "1") == found["FaultFlushing"]
             and (want.get("in_place") == "1") == found["RestartFaultProcess"]
             and int(want.get("retry", "0")) == found["RetryTime"]
+            and int(want.get("leave", "0")) == found["GracefulExit"]
         )
+
+
+def _resets(entries: list[str]) -> dict[str, str]:
+    """What a device plugin writes while it resets devices, from `rank:status`."""
+    listed = tuple(
+        ResetRank(int(rank), status=RankStatus(status), policy="reset")
+        for rank, _, status in (entry.partition(":") for entry in entries)
+    )
+    return Reset(listed).data()
 
 
 def pairs(words: list[str]) -> dict[str, str]:

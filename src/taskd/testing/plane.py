@@ -86,6 +86,12 @@ class MemoryCluster:
         new = {rank: self._new_pod(job.name, rank) for rank in ranks}
         self.put_job(replace(job, pods={**job.pods, **new}))
 
+    def lose_pods(self, job_id: str, pods: Iterable[int]) -> None:
+        """Have pods gone."""
+        job = self._jobs[job_id]
+        gone = set(pods)
+        self.put_job(replace(job, pods={rank: pod for rank, pod in job.pods.items() if rank not in gone}))
+
     def stand_by(self, job_id: str, pod: int) -> None:
         """Have a standby of a pod run."""
         job = self._jobs[job_id]

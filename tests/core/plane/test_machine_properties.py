@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taskd.core.faults.texts.reset import RankStatus
 from taskd.core.faults.view import FaultKind, Health, RankFault
 from taskd.core.plane.faultlists import Shape
 from taskd.core.plane.machine import next_look, step
@@ -18,6 +19,7 @@ from taskd.core.plane.policy import Policy
 from taskd.core.plane.resuming import kept, repeat, resumed
 from taskd.core.plane.state import (
     Answer,
+    Ask,
     DevicesSeen,
     Effect,
     Event,
@@ -29,6 +31,7 @@ from taskd.core.plane.state import (
     Phase,
     PodSeen,
     PodsSeen,
+    ResetSeen,
     SaveState,
     SendSignal,
     StatusReported,
@@ -37,6 +40,7 @@ from taskd.core.plane.state import (
     Subscribed,
     Ticked,
     Unsubscribed,
+    Wish,
 )
 from tests.core.plane.scenes import START, policy
 
@@ -64,6 +68,7 @@ class Fate:
         return policy(
             ",".join(self.some(STRATEGIES, 4)),
             fault_scheduling=self.numbers.choice(("grace", "grace", "force", "off")),
+            pod_rescheduling=self.numbers.choice(("on", "off")),
             subHealthyStrategy=self.numbers.choice(
                 ("ignore", "graceExit", "forceExit", "hotSwitch", "hotSwitch")
             ),
@@ -94,6 +99,12 @@ class Fate:
             }
         )
 
+    def resets(self) -> ResetSeen:
+        words = (RankStatus.UNRECOVERED, RankStatus.RECOVERED, RankStatus.FAILED)
+        return ResetSeen(
+            {self.numbers.randrange(6): self.numbers.choice(words) for _ in range(self.numbers.randint(0, 2))}
+        )
+
     def anything(self) -> Event | float:
         uuid = self.numbers.choice(("", "", "", "somebody-else"))
         good = self.numbers.random() < 0.7
@@ -104,6 +115,7 @@ class Fate:
                 StrategiesReported(self.some(OFFERS, 5), self.faults(good=good), uuid),
                 StatusReported(self.numbers.choice(CODES), self.numbers.choice(OFFERS), uuid),
                 self.devices(),
+                self.resets(),
                 self.pods(),
                 Subscribed(),
                 Subscribed(keeps_old=True),
@@ -143,6 +155,7 @@ def check_step(before: JobState, event: Event, moment: Moment) -> JobState:
     assert after.phase in RESTING or (after.deadline > 0 and after.episode is not None and next_look(after))
     assert (after.phase not in RESTING) == (after.episode is not None)
     check_fences(before, after, effects, moment)
+    check_pods(before, effects)
     answers = [each for each in effects if isinstance(each, Answer)]
     if isinstance(event, FaultsReported | StopReported | StrategiesReported | StatusReported):
         assert 1 == len(answers)
@@ -170,6 +183,20 @@ def check_fences(before: JobState, after: JobState, effects: tuple[Effect, ...],
             assert all(0 <= rank < SHAPE.world for rank in signal.faults)
             assert sorted(set(signal.nodes)) == list(signal.nodes)
             assert all(0 <= node < SHAPE.pods for node in signal.nodes)
+
+
+def check_pods(before: JobState, effects: tuple[Effect, ...]) -> None:
+    """Without fault-scheduling no pod is touched; where no process may be recovered, none is spoken of."""
+    asks = [each for each in effects if isinstance(each, Ask)]
+    if not before.policy.reschedules:
+        assert [] == asks
+    if before.policy.unattended:
+        assert [] == [each for each in effects if isinstance(each, SendSignal)]
+        for ask in asks:
+            assert ask.wish in {Wish.REPLACE, Wish.RESTART_JOB}
+            whole = ask.wish is Wish.RESTART_JOB
+            late = before.phase is Phase.RESCHEDULING
+            assert not whole or late or not before.policy.pod_rescheduling
 
 
 def play(fate: Fate) -> tuple[JobState, float, dict[Phase, tuple[JobState, float]]]:

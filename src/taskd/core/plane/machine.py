@@ -210,7 +210,7 @@ def _answer_deadline(turn: Turn) -> None:
                 turn, f"the faulty pods were not replaced within {state.policy.reschedule_s:g} s"
             )
         case Phase.RESTARTING:
-            if state.connected:
+            if state.connected and not state.policy.unattended:
                 turn.send(SignalType.KILL_MASTER)
             resorts.unpause(turn)
             intake.finish(turn, f"failed: the job was not running again within {state.limits.restart_s:g} s")

@@ -31,6 +31,7 @@ from taskd.core.acjob.actions import (
     SyncPodGroup,
     SyncService,
 )
+from taskd.core.acjob.avoiding import read_avoided
 from taskd.core.acjob.environment import Addresses
 from taskd.core.acjob.job import Job, Slot
 from taskd.core.acjob.pods import PodMaker
@@ -188,9 +189,7 @@ class Carrier:
         waits = await self.extras.freshen(job) or await self._may_start(job)
         if waits is not None:
             return waits
-        maker = PodMaker(
-            job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
-        )
+        maker = self._maker(job, leader_ip)
         begun = 0
         for width in (*SLOW_START, BATCH):
             some = slots[begun:] if width == BATCH else slots[begun : begun + width]
@@ -232,9 +231,7 @@ class Carrier:
         )
 
     async def _create_backup(self, job: Job, action: CreateBackup, leader_ip: str) -> Failure | None:
-        maker = PodMaker(
-            job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
-        )
+        maker = self._maker(job, leader_ip)
         marks = {names.HOT_SWITCH: "true", names.POD_TYPE: names.BACKUP, names.BACKUP_SOURCE: action.source}
         name = switching.backup_name(action.source, action.source_uid)
         return await self._create_pod(
@@ -380,6 +377,15 @@ class Carrier:
             return _failure("FailedDeleteJob", _words(error), error)
         self.cluster.jobs.assume_deletion(job.uid, deletion)
         return None
+
+    def _maker(self, job: Job, leader_ip: str) -> PodMaker:
+        return PodMaker(
+            job,
+            self._addresses(job, leader_ip),
+            gang=self.cluster.gang,
+            certificates=self.certificates,
+            avoided=read_avoided(self.cluster.jobs.get(job.namespace, job.name)),
+        )
 
     def _addresses(self, job: Job, leader_ip: str) -> Addresses:
         return Addresses(

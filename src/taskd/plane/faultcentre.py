@@ -87,6 +87,7 @@ class FaultCentre:
         self._publisher = Publisher(self.maps, self.names)
         self._labels = PodLabels(client)
         self._listeners: list[Listener] = []
+        self._node_listeners: list[Callable[[Iterable[str]], None]] = []
         self._gone_listeners: list[Callable[[str], None]] = []
         self._namespaces: dict[str, str] = {}
         self._buckets: Mapping[str, Bucket] = {}
@@ -102,6 +103,11 @@ class FaultCentre:
         """Call it with each job's view at each change, until the result is called; it must return at once."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def listen_for_nodes(self, listener: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        """Call it with the names of nodes whose faults changed, until the result is called."""
+        self._node_listeners.append(listener)
+        return lambda: self._node_listeners.remove(listener)
 
     def listen_for_ends(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call it with the id of each job that is gone, until the result is called."""
@@ -249,6 +255,8 @@ class FaultCentre:
         for view in changes.jobs:
             for listener in tuple(self._listeners):
                 _call(listener, view)
+        for node_listener in tuple(self._node_listeners) if changes.nodes else ():
+            _call(node_listener, changes.nodes)
         for job_id in changes.gone:
             for gone_listener in tuple(self._gone_listeners):
                 _call(gone_listener, job_id)

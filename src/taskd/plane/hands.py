@@ -20,6 +20,7 @@ from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError
 from taskd.kube.events import ObjectRef
 from taskd.kube.resources import ASCENDJOB, POD, POD_GROUP
+from taskd.plane.isolating import Isolation
 from taskd.plane.names import MANAGER
 from taskd.plane.sources import Sources
 
@@ -41,7 +42,16 @@ class Teller(Protocol):
 class ClusterHands:
     """Does it through the API server."""
 
-    def __init__(self, client: KubeClient, sources: Sources, recorder: Teller, *, groups: bool) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        sources: Sources,
+        recorder: Teller,
+        *,
+        groups: bool,
+        isolation: Isolation | None = None,
+    ) -> None:
+        self._isolation = isolation
         self._client = client
         self._sources = sources
         self._recorder = recorder
@@ -51,6 +61,8 @@ class ClusterHands:
     async def ask(self, job: JobView, ask: Ask) -> None:
         """Have the operator do something to pods."""
         pods = [pod for rank in ask.pods if (pod := self._meant(job, ask, rank)) is not None]
+        if self._isolation is not None and ask.wish in {Wish.REPLACE, Wish.RESTART_JOB, Wish.STANDBY}:
+            await self._isolation.tell(job)
         match ask.wish:
             case Wish.REPLACE:
                 if pods:

@@ -20,6 +20,7 @@ from taskd.kube.objects import Json, Node, Pod
 from taskd.plane.directory import Directory
 from taskd.plane.faultcentre import FaultCentre
 from taskd.plane.hands import ClusterHands
+from taskd.plane.isolating import Isolation
 from taskd.plane.jobmaps import JobConfigMaps
 from taskd.plane.keeping import StateMaps
 from taskd.plane.names import PlaneNames
@@ -81,19 +82,21 @@ class Host:
             tasks.create_task(centre.run())
             await centre.started()
             directory.connect()
+            isolation = Isolation(client, sources, centre)
             try:
                 async with open_plane(
                     config,
                     directory=directory,
                     centre=centre,
                     config_maps=JobConfigMaps(client, sources.resets),
-                    hands=ClusterHands(client, sources, recorder, groups=groups),
+                    hands=ClusterHands(client, sources, recorder, groups=groups, isolation=isolation),
                     keeper=StateMaps(client, directory, self.settings.names.jobs),
                 ) as plane:
                     self.port = plane.port
                     await asyncio.Event().wait()
             finally:
                 self.port = 0
+                isolation.close()
                 directory.close()
 
 

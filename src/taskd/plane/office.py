@@ -193,7 +193,7 @@ class Office:
             self._run(self._look(desk, job_id))
 
     def _watch_if_needed(self, job_id: str) -> None:
-        """Look after a job that no manager speaks for; one that may yet come has a moment, once it is needed."""
+        """Look after a job that no manager speaks for; a manager that may yet come is given a moment."""
         job = self.directory.find(job_id)
         if job is None:
             return

@@ -167,7 +167,7 @@ class Play:
                 self._write()
                 self.deleted.append(action.name)
                 if action.name in self.stuck and action.grace_s != 0:
-                    self.change(action.name, deleting=True)
+                    self.change(action.name, deleting=True, deleted_at=self.now)
                 else:
                     self.pods.pop(action.name, None)
             case acts.AnnotatePod():

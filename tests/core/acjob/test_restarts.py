@@ -383,3 +383,79 @@ def test_a_controller_killed_at_any_write_ends_at_the_same_point(scene: str) -> 
     for at in range(1, writes + 1):
         _, end = run(at)
         assert end == wanted, f"killed at write {at}"
+
+
+def ask(play: Play, **request: object) -> None:
+    play.raw["status"]["requests"] = [{"id": "r1", "reason": "a device", "voluntary": True, **request}]
+    play.reconcile()
+
+
+@pytest.mark.parametrize(
+    ("label", "force", "waits"),
+    [
+        ("grace", None, True),
+        ("grace", False, True),
+        ("grace", True, False),
+        ("force", None, False),
+        ("force", False, True),
+        ("force", True, False),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_request_may_say_how_its_pods_end(label: str, force: bool | None, waits: bool, whole: bool) -> None:
+    """`graceExit` and `forceExit` say it; otherwise the job's label counts."""
+    worker = "test-job-worker-0"
+    play = Play(raw_job(labels={"fault-scheduling": label}), stuck=frozenset({worker})).start()
+    wish: dict[str, object] = {"scope": "job"} if whole else {"pods": [worker]}
+    ask(play, **wish, **({} if force is None else {"force": force}))
+
+    assert waits == (play.pods[worker].uid == "uid-2")
+
+
+def test_with_grace_a_pod_that_does_not_end_is_forced_after_900_s() -> None:
+    """Not a second earlier; and the look at that moment is asked for."""
+    worker = "test-job-worker-0"
+    play = Play(raw_job(labels={"fault-scheduling": "grace"}), stuck=frozenset({worker})).start()
+    begun = play.now
+    ask(play, pods=[worker])
+    assert play.pods[worker].deleting
+    assert begun + 900 == play.wake_at
+    play.now = begun + 899
+    play.reconcile()
+    assert ("uid-2", [worker]) == (play.pods[worker].uid, play.deleted)
+    play.now = begun + 900
+    play.reconcile()
+    assert "uid-3" == play.pods[worker].uid
+    assert 1 == play.status["restarts"]
+
+
+def test_without_the_label_a_pod_that_does_not_end_is_waited_for() -> None:
+    worker = "test-job-worker-0"
+    play = Play(raw_job(), stuck=frozenset({worker})).start()
+    ask(play, pods=[worker])
+    play.now += 10_000
+    play.reconcile()
+
+    assert "uid-2" == play.pods[worker].uid
+    assert play.wake_at is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "refused"),
+    [
+        ({}, {"recover-strategy": "recover"}, True),
+        ({"fault-scheduling": "off"}, {"recover-strategy": "retry"}, True),
+        ({"fault-scheduling": "off", "subHealthyStrategy": "hotSwitch"}, {}, True),
+        ({"fault-scheduling": "grace"}, {"recover-strategy": "recover-in-place"}, False),
+        ({"fault-scheduling": "force"}, {"recover-strategy": "dump"}, False),
+        ({"subHealthyStrategy": "hotSwitch"}, {}, False),
+        ({}, {"recover-strategy": "exit"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_strategies_without_fault_scheduling_are_refused_in_the_status(
+    labels: dict[str, str], annotations: dict[str, str], refused: bool
+) -> None:
+    play = Play(raw_job(labels=labels, annotations=annotations)).start()
+
+    assert refused == ("fault-scheduling is absent or off" in play.status.get("recoverRefused", ""))

@@ -109,7 +109,8 @@ def test_what_is_written_is_read_again(value: reset.Reset) -> None:
     data = value.data()
     assert value == reset.read_reset(data)
     assert check_code(data["reset.json"]) == data["checkCode"]
-    assert value.hot_reset == any(entry.policy in {"reset", "restart"} for entry in value.ranks)
+    under_way = [entry for entry in value.ranks if entry.status is not reset.RankStatus.FAILED]
+    assert value.hot_reset == any(entry.policy in {"reset", "restart"} for entry in under_way)
 
 
 @given(st.text(max_size=30))

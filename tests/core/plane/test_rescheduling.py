@@ -22,17 +22,20 @@ from taskd.core.plane.state import (
 from tests.core.plane.scenes import START, Play, broken, pods
 
 LABELS = {"fault-scheduling": "grace", "pod-rescheduling": "on"}
+SWITCHES = {"subHealthyStrategy": "hotSwitch", "framework": "pytorch"}
 
 
-def unattended(size: int = 2, annotations: dict[str, str] | None = None, **labels: str) -> Play:
-    given = {key: value for key, value in {**LABELS, **labels}.items() if value}
+def unattended(
+    labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None, size: int = 2
+) -> Play:
+    given = {key: value for key, value in {**LABELS, **(labels or {})}.items() if value}
     play = Play(JobState("job-1", without_manager(read_policy(given, annotations or {})), Shape(size, 8)))
     play.feed(PodsSeen(pods(size)))
     return play
 
 
 def test_a_pod_that_does_not_come_back_costs_the_whole_job() -> None:
-    """After 270 s, or the job's own limit, all pods are replaced; 135 s later people are told if it failed."""
+    """After 270 s, or the job's own limit, all pods are replaced; 135 s later it counts as failed."""
     play = unattended()
     play.devices(broken(9))
 
@@ -82,7 +85,7 @@ def test_a_new_pod_on_a_broken_device_moves_again() -> None:
 
 def test_nobody_is_told_to_recover_processes() -> None:
     """The switch for process recovery and the labels of pods are left as they are."""
-    play = unattended(**{"pod-rescheduling": ""})
+    play = unattended({"pod-rescheduling": ""})
     play.devices(broken(9))
     play.feed(PodsSeen(pods(p0="new-0", p1="new-1")))
 
@@ -113,7 +116,7 @@ def test_a_deleted_pod_is_only_followed() -> None:
 
 
 def test_without_pod_rescheduling_a_lost_pod_is_nothing_to_answer() -> None:
-    play = unattended(**{"pod-rescheduling": ""})
+    play = unattended({"pod-rescheduling": ""})
     play.feed(PodsSeen(pods(p1="new")))
 
     assert ([], []) == (play.asked, play.resets)
@@ -122,7 +125,7 @@ def test_without_pod_rescheduling_a_lost_pod_is_nothing_to_answer() -> None:
 @pytest.mark.parametrize("word", ["", "off", "gracefully"])
 def test_without_fault_scheduling_nothing_is_touched(word: str) -> None:
     """Absent, off or misspelt: whatever devices, pods and device plugins say."""
-    play = unattended(**{"fault-scheduling": word, "subHealthyStrategy": "forceExit"})
+    play = unattended({"fault-scheduling": word, "subHealthyStrategy": "forceExit"})
     play.devices(broken(9))
     play.feed(ResetSeen({9: RankStatus.FAILED}))
     play.feed(PodsSeen(pods(p1="new")))
@@ -134,11 +137,11 @@ def test_without_fault_scheduling_nothing_is_touched(word: str) -> None:
 
 def test_a_hot_switch_waits_for_a_manager() -> None:
     """Nobody could pause the training; the manager that comes finds the device still slow."""
-    play = unattended(subHealthyStrategy="hotSwitch", framework="pytorch")
+    play = unattended(SWITCHES)
     play.devices(broken(9, level="SubHealthFault"), health=Health.SUB_HEALTHY)
 
     assert [] == play.asked
-    play.feed(PolicyRead(read_policy({**LABELS, "subHealthyStrategy": "hotSwitch", "framework": "pytorch"}, {})))
+    play.feed(PolicyRead(read_policy({**LABELS, **SWITCHES}, {})))
     play.feed(Subscribed())
     play.devices(broken(9, level="SubHealthFault"), health=Health.SUB_HEALTHY)
     assert [("standby", (1,))] == play.asked
@@ -170,7 +173,7 @@ def test_a_reset_that_failed_is_answered_once() -> None:
 
 
 def test_other_devices_do_not_wait_for_a_reset() -> None:
-    play = unattended(3)
+    play = unattended(size=3)
     play.feed(ResetSeen({9: RankStatus.UNRECOVERED}))
     play.devices(broken(9, level="RestartNPU"), broken(17))
 

@@ -222,9 +222,7 @@ class _Course:
         """Pods that were given time to end and have not, where the job sets that a limit."""
         if self.job.labels.get(names.FAULT_SCHEDULING, "").strip() != GRACE:
             return [], None
-        return restarts.overdue(
-            self.found, status, self.requests, patience_s=float(GRACE_S), now=self.now
-        )
+        return restarts.overdue(self.found, status, self.requests, patience_s=float(GRACE_S), now=self.now)
 
     # -------------------------------------------------------------------------------------- going on
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from taskd.core.acjob import hostnames, names, recoveryenv
-from taskd.core.acjob.devices import World, world
+from taskd.core.acjob.avoiding import Avoided, with_avoidance
+from taskd.core.acjob.devices import World, requested, world
 from taskd.core.acjob.environment import Addresses, ByRank, Variables, has_ascend, literal, merge, variables
 from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping
 from taskd.core.acjob.services import owner_reference, type_labels
@@ -24,13 +25,23 @@ _NOTHING: Final[Mapping[str, str]] = {}
 class PodMaker:
     """Makes the pods of one job, for as long as the job and the addresses stay the same."""
 
-    def __init__(self, job: Job, addresses: Addresses, *, gang: bool, certificates: str = "") -> None:
+    def __init__(
+        self,
+        job: Job,
+        addresses: Addresses,
+        *,
+        gang: bool,
+        certificates: str = "",
+        avoided: tuple[Avoided, ...] = (),
+    ) -> None:
         self.job = job
         self.world = world(job)
         added = mounts(job, certificates=certificates)
         scheduler = scheduler_name(job) if gang else ""
         self._moulds = {
-            replicas.kind: _Mould(job, self.world, replicas, addresses, added, scheduler, gang=gang)
+            replicas.kind: _Mould(
+                job, self.world, replicas, addresses, added, scheduler, gang=gang, avoided=avoided
+            )
             for replicas in job.replicas
         }
 
@@ -58,6 +69,7 @@ class _Mould:
         scheduler: str,
         *,
         gang: bool,
+        avoided: tuple[Avoided, ...],
     ) -> None:
         metadata = mapping(replicas.template.get("metadata"))
         self._labels = {**mapping(metadata.get("labels")), **type_labels(job, replicas.label)}
@@ -73,6 +85,7 @@ class _Mould:
             self._metadata["finalizers"] = metadata["finalizers"]
 
         spec = with_mounts(mapping(replicas.template.get("spec")), added)
+        spec = with_avoidance(spec, avoided, has_device=requested(replicas.template) is not None)
         self._named = hostnames.are_given(job, spec)
         self._spec = {**spec, "restartPolicy": pod_restart_policy(replicas)}
         if scheduler:

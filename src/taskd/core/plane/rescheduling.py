@@ -43,7 +43,7 @@ def answer(turn: Turn) -> None:
 
 
 def lose(turn: Turn, ranks: tuple[int, ...], what: str) -> None:
-    """Follow the replacement of pods that are gone: the operator sees to it, and the others have to be told."""
+    """Follow the replacement of pods that are gone: the operator makes new ones, the others must know."""
     state = turn.state
     if state.phase not in {Phase.INIT, Phase.RESCHEDULING}:
         return
@@ -69,9 +69,7 @@ def see_resets(turn: Turn, ranks: dict[int, RankStatus]) -> None:
     healing = _HEALING & set(ranks.values())
     since = turn.state.reset_since if turn.state.reset_since and healing else turn.now
     gone = {rank for rank in turn.state.resets if rank not in ranks}
-    kept = {
-        rank: known for rank, known in turn.state.answered.items() if known != FAILED or rank not in gone
-    }
+    kept = {rank: known for rank, known in turn.state.answered.items() if known != FAILED or rank not in gone}
     turn.change(resets=ranks, reset_since=since if healing else 0.0, answered=kept)
 
 

@@ -249,7 +249,7 @@ class PodsSeen:
 
 @dataclass(frozen=True, slots=True)
 class ResetSeen:
-    """What device plugins say in the job's reset-config: ranks whose devices they reset, and how that went."""
+    """What device plugins say in the job's reset-config: whose devices they reset, and how that went."""
 
     ranks: Mapping[int, RankStatus] = field(default_factory=dict)
 
@@ -293,7 +293,18 @@ class JobGone:
 
 
 Report = FaultsReported | StopReported | StrategiesReported | StatusReported
-Event = Report | DevicesSeen | PodsSeen | ResetSeen | PolicyRead | Subscribed | Unsubscribed | Handed | Ticked | JobGone
+Event = (
+    Report
+    | DevicesSeen
+    | PodsSeen
+    | ResetSeen
+    | PolicyRead
+    | Subscribed
+    | Unsubscribed
+    | Handed
+    | Ticked
+    | JobGone
+)
 
 
 # ------------------------------------------------------------------------------------------ what is done

@@ -1,0 +1,155 @@
+"""Tells the operator, in a job's status, which nodes new pods of the job stay away from.
+
+The list is written before pods are asked for, with every node that is isolated then. From then on it only
+shrinks, when a fault is gone: what breaks later is told with the next request. So a node that fails costs no
+write for the jobs that have nothing to do with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+import structlog
+
+from taskd.core.acjob import names as acjob
+from taskd.core.acjob.avoiding import FIELD, read_avoided
+from taskd.core.acjob.job import mapping
+from taskd.core.faults.isolating import Isolated, isolation
+from taskd.core.faults.state import State
+from taskd.core.plane.jobs import JobView
+from taskd.core.plane.policy import SubHealth, read_policy
+from taskd.kube.client import KubeClient
+from taskd.kube.errors import ApiError, KubeError, NotLeader
+from taskd.kube.objects import Json
+from taskd.kube.resources import ASCENDJOB
+from taskd.plane.names import MANAGER
+from taskd.plane.sources import Sources
+
+FIELD_MANAGER: Final = f"{MANAGER}-isolation"
+"""Its own, so that this list and the plane's requests do not remove each other."""
+MOST: Final = 200
+AGAIN_S: Final = 2.0
+log = structlog.get_logger("taskd.plane")
+
+
+class Nodes(Protocol):
+    """The fault centre, as far as nodes are concerned."""
+
+    state: State
+
+    def listen_for_nodes(self, listener: Callable[[Iterable[str]], None]) -> Callable[[], None]:
+        """Call it with the names of nodes whose faults changed."""
+
+
+class Isolation:
+    """Keeps the lists; `close` when done."""
+
+    def __init__(self, client: KubeClient, sources: Sources, nodes: Nodes) -> None:
+        self._client = client
+        self._sources = sources
+        self._nodes = nodes
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy: dict[str, asyncio.Lock] = {}
+        self._written: dict[str, list[dict[str, Any]]] = {}
+        """What was written last, until the cache shows it."""
+        self._forget = nodes.listen_for_nodes(self._changed)
+        sources.jobs.add_handler(self._job_changed)
+        self._changed(None)  # what was released while nobody looked
+
+    def close(self) -> None:
+        """Look no more."""
+        self._forget()
+        for task in self._tasks:
+            task.cancel()
+
+    async def tell(self, job: JobView) -> None:
+        """Write down all nodes that are isolated now, before pods of the job are asked for."""
+        raw = self._sources.jobs.store.by_uid(job.job_id)
+        if raw is None:
+            return
+        policy = read_policy(job.labels, job.annotations)
+        ignores = policy.sub_health is SubHealth.IGNORE
+        records = self._nodes.state.nodes
+        found = [isolation(records[name], ignores_sub_health=ignores) for name in sorted(records)]
+        mine = {pod.node for pod in job.pods.values()}
+        listed = sorted((each for each in found if each), key=lambda each: each.node not in mine)[:MOST]
+        await self._write(raw, [each.as_json() for each in sorted(listed, key=lambda each: each.node)])
+
+    def _changed(self, nodes: Iterable[str] | None) -> None:
+        """Look at the jobs that were told of one of these nodes; of any, where none is named."""
+        names = None if nodes is None else set(nodes)
+        for raw in self._sources.jobs.store:
+            told = {each.node for each in read_avoided(raw)}
+            if told and (names is None or told & names):
+                self._run(self._release(str(raw["metadata"]["uid"])))
+
+    def _job_changed(self, _change: object, old: Json | None, new: Json | None) -> None:
+        """See our own writes arrive; a fault may have gone before they did."""
+        job = new or old
+        uid = str(job["metadata"]["uid"]) if job is not None else ""
+        if new is None:
+            self._written.pop(uid, None)
+            self._busy.pop(uid, None)
+        elif _listed(new) != _listed(old or {}):
+            if self._written.get(uid) == _listed(new):
+                del self._written[uid]
+            self._run(self._release(uid))
+
+    async def _release(self, uid: str) -> None:
+        """Take out what is over; a write that fails is tried until it is done or the job is gone."""
+        while (raw := self._sources.jobs.store.by_uid(uid)) is not None:
+            try:
+                known = self._written.get(uid, _listed(raw))
+                await self._write(raw, [entry for entry in known if self._is_isolated(raw, entry)])
+            except NotLeader:
+                return
+            except KubeError as error:
+                log.warning("isolation_waits", job=uid, why=str(error))
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    def _is_isolated(self, raw: Json, entry: Mapping[str, Any]) -> Isolated | None:
+        record = self._nodes.state.nodes.get(str(entry.get("name")))
+        metadata = mapping(raw.get("metadata"))
+        policy = read_policy(mapping(metadata.get("labels")), mapping(metadata.get("annotations")))
+        ignores = policy.sub_health is SubHealth.IGNORE
+        return isolation(record, ignores_sub_health=ignores) if record is not None else None
+
+    async def _write(self, raw: Json, listed: list[dict[str, Any]]) -> None:
+        metadata = raw["metadata"]
+        uid = str(metadata["uid"])
+        async with self._busy.setdefault(uid, asyncio.Lock()):
+            if listed == self._written.get(uid, _listed(raw)):
+                return
+            body = {
+                "apiVersion": acjob.API_VERSION,
+                "kind": acjob.KIND,
+                "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
+                "status": {FIELD: listed} if listed else {},
+            }
+            try:
+                await self._client.apply(
+                    ASCENDJOB,
+                    metadata["namespace"],
+                    metadata["name"],
+                    body,
+                    field_manager=FIELD_MANAGER,
+                    subresource="status",
+                )
+            except ApiError as error:
+                if not error.is_not_found and not error.is_conflict:
+                    raise
+            self._written[uid] = listed
+            log.info("isolated", job=uid, nodes=[entry["name"] for entry in listed])
+
+    def _run(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _listed(raw: Json) -> list[dict[str, Any]]:
+    return [dict(entry) for entry in mapping(raw.get("status")).get(FIELD) or () if isinstance(entry, dict)]

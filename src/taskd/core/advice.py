@@ -45,6 +45,10 @@ Outcome = tuple[Job, tuple[Effect, ...]]
 def take_plane(job: Job, event: PlaneChanged) -> Outcome:
     """A plane is there from now on, or no longer; an open question to one that left is not waited for."""
     job = replace(job, plane_limit_s=event.limit_s)
+    if event.limit_s > 0:
+        job = replace(job, attended=True, refused="")
+    elif event.refused is not None:
+        job = replace(job, attended=False, refused=event.refused)
     if event.limit_s <= 0 and job.consulting is not None:
         return _go_on_alone(job, event.now, event.stamp, "the control plane is out of reach")
     return job, ()

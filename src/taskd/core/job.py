@@ -62,6 +62,7 @@ from taskd.core.jobstate import (
     PlaneChanged,
     Refuse,
     Reported,
+    ResetRead,
     SendOrder,
     StopRequested,
     SwitchRequested,
@@ -104,6 +105,7 @@ from taskd.core.recovery import (
     take_trouble,
     welcome_back,
 )
+from taskd.core.resetorders import obey_hold, take_reset
 from taskd.core.restarting import (
     after_progress,
     begin,
@@ -114,6 +116,7 @@ from taskd.core.restarting import (
     restart_all,
     when_started,
     when_stopped,
+    why_too_late,
     why_wait,
 )
 from taskd.core.saving import (
@@ -163,6 +166,12 @@ def _step(job: Job, event: Event) -> Outcome:
             return begin_switch(job, event)
         case PlaneChanged():
             return take_plane(job, event)
+        case ResetRead():
+            job, effects = take_reset(job, event)
+            if job.phase is JobPhase.GATHERING and job.nodes:
+                job, more = _gather(job, event.now, event.stamp)
+                effects = (*effects, *more)
+            return job, effects
         case Warned():
             return take_warning(job, event)
         case Advised():
@@ -244,6 +253,7 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         job, more = _adopt_failures(job, event.now, event.stamp, key)
         return job, (*effects, *more)
     if (known is not None and known.incarnation != event.incarnation) or late:
+        job = replace(job, node_lost_at=event.now)
         what = f"the agent of node {node_label(job, key)} was replaced; its processes are gone"
         fault = Fault("agent", Culprit(key, what, ExitCode.FAILED))
         return answer(job, event.now, event.stamp, fault)
@@ -265,6 +275,7 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.RECOVERING if is_member(job, event.node):
             if were_let_go(job):
                 return check_success(count_as_finished(job, job.nodes[event.node]), event.now)
+            job = replace(job, node_lost_at=event.now)
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
             fault = Fault("node", Culprit(event.node, what, ExitCode.FAILED))
             return answer(job, event.now, event.stamp, fault)
@@ -559,14 +570,11 @@ def _ticked(job: Job, now: float, stamp: float) -> Outcome:
     alone = take_silence(job, now, stamp)
     if alone is not None:
         return alone
+    if job.held and job.phase in UNDER_WAY:
+        return obey_hold(job, now, stamp)
     match job.phase:
         case JobPhase.GATHERING if waited >= job.options.join_timeout_s:
-            have = sum(node.usable for node in job.nodes.values())
-            reason = (
-                f"{have} of {job.options.min_nodes} nodes were there after {job.options.join_timeout_s:g} s; "
-                "start the missing ones, or allow fewer with --nnodes MIN:MAX"
-            )
-            return finish(job, now, Ending(ExitCode.NODES_MISSING, reason))
+            return finish(job, now, Ending(ExitCode.NODES_MISSING, why_too_late(job)))
         case JobPhase.GATHERING:
             return _gather(job, now, stamp) if job.nodes else (job, ())
         case JobPhase.RECOVERING if waited >= RECOVERY_LIMIT_S:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from taskd.core.failures import Budget, Failure, Streak
+from taskd.core.faults.texts.reset import Reset
 from taskd.core.incidents import Incident
 from taskd.core.launch import DEFAULT_MAX_RESTARTS, JobOptions, Plan
 from taskd.core.messages import (
@@ -98,6 +99,11 @@ class Job:
     manager_node: str = ""  # where the manager is, if it took over from such a machine
     lost_at: float = 0.0  # when that machine was missed first
     reserved: int = 0  # the highest generation that was promised to the standbys of a switch
+    attended: bool = False  # a control plane speaks for the job, also while it is out of reach
+    refused: str = ""  # why a control plane does not allow processes to be recovered
+    reset: Reset | None = None  # what the mounted reset-config said last
+    held: str = ""  # why no process may run now; empty if any may
+    node_lost_at: float = 0.0  # when a node was last lost and nobody has counted that as a restart yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +258,16 @@ class PlaneChanged:
     now: float
     stamp: float
     limit_s: float
+    refused: str | None = None  # why it does not want the job's processes recovered; None: as before
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRead:
+    """The reset-config that is mounted into the pod says this from now on."""
+
+    now: float
+    stamp: float
+    reset: Reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +310,7 @@ Event = (
     | StopRequested
     | SwitchRequested
     | PlaneChanged
+    | ResetRead
     | Warned
     | Advised
     | Ticked

@@ -73,6 +73,8 @@ def propose(
     """
     if job.plan is None or job.phase not in (JobPhase.RUNNING, JobPhase.RECOVERING):
         return "the job was not running"
+    if job.refused:
+        return f"the control plane does not allow it: {job.refused}"
     before = job.recovering
     if before is not None and before.rounds >= MAX_ROUNDS and not before.stepped:
         return f"{MAX_ROUNDS} attempts in a row were interrupted"

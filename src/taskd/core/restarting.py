@@ -98,13 +98,27 @@ def countable_nodes(job: Job) -> list[Node]:
 
 
 def why_wait(job: Job, nodes: list[Node], now: float) -> str:
-    """Say for how many nodes the job waits; empty if it may begin with these."""
+    """Say for how many nodes the job waits, or what else it waits for; empty if it may begin with these."""
+    if job.held and (job.generation or not any(node.generation for node in nodes)):
+        return job.held
     there = len(nodes) + len(lost_with_manager(job))
     enough = there >= job.options.max_nodes and not _is_somebody_late(job, now)
     last_call = len(nodes) >= job.options.min_nodes and now - job.since >= job.options.last_call_s
     if enough or last_call:
         return ""
     return f"waiting for {job.options.max_nodes - len(nodes)} of {job.options.max_nodes} nodes"
+
+
+def why_too_late(job: Job) -> str:
+    """Say for what the job has waited as long as it may."""
+    limit = f"{job.options.join_timeout_s:g} s"
+    if job.held:
+        return f"{job.held}; that was not over after {limit}"
+    have = sum(node.usable for node in job.nodes.values())
+    return (
+        f"{have} of {job.options.min_nodes} nodes were there after {limit}; "
+        "start the missing ones, or allow fewer with --nnodes MIN:MAX"
+    )
 
 
 def lost_with_manager(job: Job) -> list[str]:

@@ -34,7 +34,7 @@ Outcome = tuple[Job, tuple[Effect, ...]]
 
 def can_save(job: Job) -> bool:
     """Tell whether there is anything to write, and whether that is wanted."""
-    if DUMP not in job.options.strategies or job.plan is None:
+    if DUMP not in job.options.strategies or job.plan is None or job.refused:
         return False
     if job.phase not in (JobPhase.RUNNING, JobPhase.RECOVERING):
         return False

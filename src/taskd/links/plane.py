@@ -19,6 +19,7 @@ from taskd.wire import recover
 from taskd.wire.proto3 import ProtoError, decode, encode
 
 CALL_S = 5.0
+REFUSED = 403
 ROLE = "master"
 
 Ranks = Sequence[tuple[int, str]]
@@ -40,6 +41,10 @@ class PlaneAddress:
     key: bytes = b""
 
 
+class PlaneRefused(PlaneError):
+    """The plane is there and does not want this job's processes recovered; the text says why."""
+
+
 class PlaneLink:
     """One connection."""
 
@@ -54,6 +59,8 @@ class PlaneLink:
         info = recover.ClientInfo(self._job_id, ROLE)
         for call in ("Init", "Register"):
             status = await self._call(call, info, recover.Status)
+            if status.code == REFUSED:
+                raise PlaneRefused(status.info)
             if status.code:
                 raise PlaneError(f"{call}: {status.code} {status.info}")
 

@@ -23,7 +23,7 @@ from taskd.core.messages import WorkerOrder
 from taskd.core.status import JobPhase
 from taskd.core.switching import why_not
 from taskd.kit.logs import Log
-from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, connect_plane
+from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused, connect_plane
 
 PORT = 8899
 CONNECT_S = 3.0
@@ -116,6 +116,8 @@ class Liaison:
                     await self._stay(link)
             except PlaneError as error:
                 failures += 1
+                if isinstance(error, PlaneRefused):
+                    self._hands.apply(PlaneChanged(time.monotonic(), time.time(), 0.0, str(error)))
                 if str(error) != told:
                     self._log.warning("plane_unreachable", why=str(error))
                     told = str(error)

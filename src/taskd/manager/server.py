@@ -33,6 +33,7 @@ from taskd.core.jobstate import (
     RecordIncident,
     Refuse,
     Reported,
+    ResetRead,
     SendOrder,
     SendWorkers,
     StopRequested,
@@ -92,6 +93,7 @@ from taskd.manager.inquiries import Inquiries
 from taskd.manager.liaison import Liaison
 from taskd.manager.office import Office, begin_succession
 from taskd.manager.questions import confirm, pass_on
+from taskd.manager.resetconfig import ResetWatch, reset_directory
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
     Envelope,
@@ -144,6 +146,8 @@ class Manager:
         self._inquiries = Inquiries()
         self._injector = Injector(self, config.faults)
         self._liaison = Liaison(plane, self, log) if plane is not None else None
+        place = reset_directory(os.environ)
+        self._resets = ResetWatch(place, self, log) if place is not None else None
         self._over = asyncio.Event()
         self._ending: Ending | None = None
 
@@ -167,6 +171,7 @@ class Manager:
         ticker = asyncio.ensure_future(self._keep_time())
         over = asyncio.ensure_future(self._over.wait())
         liaison = asyncio.ensure_future(self._liaison.run() if self._liaison else self._over.wait())
+        resets = asyncio.ensure_future(self._resets.run() if self._resets else self._over.wait())
         try:
             await asyncio.wait({ticker, over}, return_when=asyncio.FIRST_COMPLETED)
             if ticker.done():
@@ -174,7 +179,7 @@ class Manager:
         finally:
             self._save_status()
             await asyncio.sleep(LAST_WORDS_S)
-            for task in (ticker, over, liaison):
+            for task in (ticker, over, liaison, resets):
                 task.cancel()
             await server.stop(0.2)
         if self._ending is None:
@@ -420,7 +425,7 @@ class Manager:
         """Feed an event into the machine, and carry out what it says."""
         if not isinstance(event, StopRequested) and not self._decides(time.monotonic()):
             # Ticks, beats and what workers say come again; the rest is acted on when others are there.
-            kept = NodeAnnounced | NodeLost | Report
+            kept = NodeAnnounced | NodeLost | ResetRead | Report
             if isinstance(event.report if isinstance(event, Reported) else event, kept):
                 self._held.append(event)
             return

@@ -91,6 +91,8 @@ class Chores:
             log.warning("reset_config_left", job=job.job_id, why=data)
             return
         await self._config_maps.write(job, name, data)
+        if chore.hurry:
+            await self._hands.hurry(job)
 
 
 def _overtaken(chore: Chore) -> bool:

@@ -69,6 +69,9 @@ class Hands(Protocol):
     async def ask(self, job: JobView, ask: Ask) -> None:
         """Have the operator do something to pods."""
 
+    async def hurry(self, job: JobView) -> None:
+        """Have the kubelets of the job's pods bring in at once what its ConfigMaps say."""
+
     async def set_label(self, job: JobView, label: SetLabel) -> None:
         """Set or remove a label."""
 

@@ -338,10 +338,11 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class WriteReset:
-    """Write the job's reset-config."""
+    """Write the job's reset-config; in a hurry where nobody tells the pods otherwise."""
 
     uuid: str
     content: ResetContent
+    hurry: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ class Turn:
         ends = kind in {ResetKind.CLEAR, ResetKind.RESTART_ALL}
         leave = False if ends and self.episode.gentle else None
         self.edit(cleared=ends)
-        self.do(WriteReset(self.episode.uuid, ResetContent(kind, ranks, in_place, leave)))
+        hurry = self.state.policy.unattended
+        self.do(WriteReset(self.episode.uuid, ResetContent(kind, ranks, in_place, leave), hurry))
 
     def ask(self, wish: Wish, pods: tuple[int, ...], reason: str, *, force: bool = False) -> None:
         """Ask the operator for something, if there is anything to ask for."""

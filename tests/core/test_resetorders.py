@@ -140,6 +140,28 @@ def test_a_replaced_pod_is_not_paid_for_twice() -> None:
     assert ["0", "1"] == play.orders(Stop), "and another one is another restart"
 
 
+def test_a_manager_that_takes_over_does_not_pay_for_its_predecessors_pod() -> None:
+    """It was born because that pod was replaced; the count that tells of it comes later."""
+    old = running()
+    play = scene(2)
+    say(play, CALM)
+    for node in NODES:
+        views = (old.view(node),)
+        play.announce(
+            node,
+            "b",
+            phase=NodePhase.RUNNING,
+            generation=old.job.generation,
+            plan=old.job.plan,
+            workers=views,
+        )
+    play.step(Ticked(play.at(10.0)))
+    say(play, replace(CALM, retry_time=1))
+
+    assert JobPhase.RUNNING is play.job.phase
+    assert [] == play.orders(Stop)
+
+
 def test_a_graceful_exit_stops_all_until_it_is_taken_back() -> None:
     play = running()
     say(play, replace(CALM, graceful_exit=1))

@@ -297,7 +297,7 @@ def _gather(job: Job, now: float, stamp: float) -> Outcome:
 def _begin_after_loss(job: Job, now: float, stamp: float, key: str) -> Outcome:
     """Go on where the manager and every agent died together: nobody is left who could tell."""
     what = "the manager and the agents were lost together; their processes are gone"
-    job = replace(job, generation=job.floor, plan=None)
+    job = replace(job, generation=job.floor, plan=None, node_lost_at=now)
     return restart_all(job, now, stamp, Fault("node", Culprit(key, what, ExitCode.FAILED)))
 
 
@@ -320,6 +320,7 @@ def _resume(job: Job, now: float, stamp: float) -> Outcome:
         joins=any(view.state is WorkerState.JOINED or view.step >= 0 for view in member_views(job)),
         steps=any(view.step >= 0 for view in member_views(job)),
         since=now,
+        node_lost_at=now,  # the manager's own pod, for all that anybody knows
     )
     job = recall_farewell(job)
     members = [usable.get(place.node) for place in plan.places]

@@ -90,15 +90,16 @@ def read_policy(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Po
     """Read a job's metadata."""
     problems: list[str] = []
     asked = _strategies(annotations.get(_RECOVER_STRATEGY, ""), problems)
+    scheduling = _choice(Scheduling, _FAULT_SCHEDULING, labels, Scheduling.OFF, problems)
     sub_health = _choice(SubHealth, _SUB_HEALTHY, labels, SubHealth.IGNORE, problems)
-    # A hot switch is about nothing but pods that move: whoever asks for it need not allow that once more.
-    unsaid = Scheduling.GRACE if sub_health is SubHealth.HOT_SWITCH else Scheduling.OFF
-    scheduling = _choice(Scheduling, _FAULT_SCHEDULING, labels, unsaid, problems, odd=Scheduling.OFF)
     framework = (labels.get(_FRAMEWORK) or annotations.get(_FRAMEWORK) or "").strip().lower()
     switches = sub_health is SubHealth.HOT_SWITCH
     if switches and Strategy.RECOVER not in asked:
         # A hot switch turns process recovery on: another fault on the way has to be answered too.
         asked = (*asked, Strategy.RECOVER)
+    if switches and not labels.get(_FAULT_SCHEDULING, "").strip():
+        # That label alone is all that the guide asks for, and a switch that may replace no pod is none.
+        scheduling = Scheduling.GRACE
     order = list(Strategy)
     return Policy(
         strategies=tuple(sorted({*asked, Strategy.EXIT}, key=order.index)),
@@ -134,24 +135,14 @@ def _strategies(text: str, problems: list[str]) -> tuple[Strategy, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _choice(
-    kind: type[E],
-    key: str,
-    labels: Mapping[str, str],
-    default: E,
-    problems: list[str],
-    *,
-    odd: E | None = None,
-) -> E:
-    """Read a label; `odd` is what a value counts as that there is not, if not as none."""
+def _choice(kind: type[E], key: str, labels: Mapping[str, str], default: E, problems: list[str]) -> E:
     text = labels.get(key, "").strip()
     if not text:
         return default
     if text in set(kind):
         return kind(text)
-    taken = default if odd is None else odd
-    problems.append(f"{key}: {text!r} is none of {', '.join(kind)}; taken as {taken}")
-    return taken
+    problems.append(f"{key}: {text!r} is none of {', '.join(kind)}; taken as {default}")
+    return default
 
 
 def _wait(text: str, problems: list[str]) -> float:

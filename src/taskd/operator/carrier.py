@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import msgspec
 import structlog
 
-from taskd.core.acjob import names, podgroups, scaling, services, switching
+from taskd.core.acjob import jobsecret, names, podgroups, scaling, services, switching
 from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
@@ -40,7 +40,9 @@ from taskd.kube.errors import ApiError, KubeError
 from taskd.kube.objects import Pod
 from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
-from taskd.operator.extras import MANAGER, Extras
+from taskd.operator.extras import Extras
+from taskd.operator.jobcertificates import JobCertificates
+from taskd.operator.owners import MANAGER
 
 SLOW_START = (1, 4)
 BATCH = 16
@@ -66,12 +68,15 @@ class Carrier:
     cluster: Cluster
     plane: Addresses = field(default_factory=Addresses)
     certificates: str = ""
+    """A Secret that an administrator brings for all jobs."""
+    issued: JobCertificates | None = None
+    """Makes each job a Secret of its own."""
     own_deletes: set[str] = field(default_factory=set)
     """UIDs of pods that were deleted on purpose: their going is no loss."""
     extras: Extras = field(init=False)
 
     def __post_init__(self) -> None:
-        self.extras = Extras(self.cluster)
+        self.extras = Extras(self.cluster, self.issued)
 
     async def carry(self, job: Job, actions: Sequence[Action], *, leader_ip: str) -> tuple[Failure, ...]:
         """Do all of it, side by side where the order does not matter; returns what was refused."""
@@ -188,9 +193,7 @@ class Carrier:
         waits = await self.extras.freshen(job) or await self._may_start(job)
         if waits is not None:
             return waits
-        maker = PodMaker(
-            job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
-        )
+        maker = self._maker(job, leader_ip)
         begun = 0
         for width in (*SLOW_START, BATCH):
             some = slots[begun:] if width == BATCH else slots[begun : begun + width]
@@ -199,6 +202,16 @@ class Carrier:
                 return refused
             begun += len(some)
         return None
+
+    def _maker(self, job: Job, leader_ip: str) -> PodMaker:
+        others = self.cluster.pods_of(job.uid)
+        return PodMaker(
+            job,
+            self._addresses(job, leader_ip),
+            gang=self.cluster.gang,
+            certificates=self.certificates,
+            issued=jobsecret.of_next_pod(job, others, issuing=self.issued is not None),
+        )
 
     async def _create_some(
         self, job: Job, maker: PodMaker, slots: Sequence[Slot], version: int, width: int
@@ -232,9 +245,7 @@ class Carrier:
         )
 
     async def _create_backup(self, job: Job, action: CreateBackup, leader_ip: str) -> Failure | None:
-        maker = PodMaker(
-            job, self._addresses(job, leader_ip), gang=self.cluster.gang, certificates=self.certificates
-        )
+        maker = self._maker(job, leader_ip)
         marks = {names.HOT_SWITCH: "true", names.POD_TYPE: names.BACKUP, names.BACKUP_SOURCE: action.source}
         name = switching.backup_name(action.source, action.source_uid)
         return await self._create_pod(

@@ -43,6 +43,9 @@ class JobPapers:
         return bool(self.directory)
 
 
+NO_PAPERS = JobPapers()
+
+
 def find_papers(environ: Mapping[str, str]) -> JobPapers:
     """Read from the environment where this job's certificates are; nowhere, as a rule, outside of a cluster.
 
@@ -59,13 +62,16 @@ def find_papers(environ: Mapping[str, str]) -> JobPapers:
     return JobPapers(directory, identity)
 
 
+def issue_behind(directory: str) -> Path:
+    """The directory that has the files of one issue, behind the links of the kubelet."""
+    shown = Path(directory) / _KUBELETS
+    return Path(os.path.realpath(shown)) if shown.is_dir() else Path(directory)
+
+
 def read_papers(directory: str) -> Papers:
     """Read the three files; PapersError says which one cannot be read, and why."""
     for _ in range(_TRIES):
-        home = Path(directory)
-        shown = home / _KUBELETS
-        if shown.is_dir():
-            home = Path(os.path.realpath(shown))
+        home = issue_behind(directory)
         try:
             return Papers(*((home / name).read_bytes() for name in (CA, CERTIFICATE, KEY)))
         except FileNotFoundError as error:

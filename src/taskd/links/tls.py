@@ -5,15 +5,21 @@ A connection lives on with the certificates that it began with; the next one is 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
+import grpc.aio
 
 from taskd.kit.papers import JobPapers, Papers, PapersError, read_papers
+
+EXPLAIN_S = 0.5
+EXPLAIN_LENGTH = 300
 
 Current = Callable[[], Papers]
 """Gives the certificates as they are now; may raise PapersError."""
@@ -50,9 +56,44 @@ def from_directory(directory: str) -> Current:
     return lambda: read_papers(directory)
 
 
-def job_channel_options(papers: JobPapers) -> list[tuple[str, Any]]:
-    """Have the other side prove that it is of the same job, whatever its address."""
-    return [("grpc.ssl_target_name_override", papers.identity)]
+@contextlib.asynccontextmanager
+async def open_channel(
+    address: str,
+    papers: Papers | None,
+    timeout_s: float,
+    options: Sequence[tuple[str, Any]],
+    *,
+    name: str = "",
+) -> AsyncIterator[grpc.aio.Channel]:
+    """Connect; ConnectionError says why not. The other side has to answer to `name`, or to the address."""
+    if papers is None:
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        named = [*options, ("grpc.ssl_target_name_override", name)] if name else options
+        channel = grpc.aio.secure_channel(address, channel_credentials(papers), options=named)
+    async with channel:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            why = f": {await _explain(channel)}" if papers is not None else ""
+            raise ConnectionRefusedError(f"nobody answers at {address}{why}") from error
+        yield channel
+
+
+async def _explain(channel: grpc.aio.Channel) -> str:
+    """Say why a connection does not come about: only a call that fails is told so."""
+    call: Any = channel.unary_unary("/taskd/Nothing")
+    try:
+        await call(b"", timeout=EXPLAIN_S)
+    except grpc.aio.AioRpcError as error:
+        return " ".join((error.details() or "").split())[:EXPLAIN_LENGTH]
+    return ""
+
+
+def is_of_job(papers: JobPapers, proofs: Mapping[str, Iterable[bytes]] | None) -> bool:
+    """Whether the other side's certificate is that of the same job."""
+    return papers.identity in identities(proofs)
 
 
 def identities(proofs: Mapping[str, Iterable[bytes]] | None) -> tuple[str, ...]:

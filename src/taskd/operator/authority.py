@@ -100,7 +100,7 @@ class AuthorityKeeper:
         await self._ready.wait()
 
     async def look(self) -> None:
-        """Read the authority and bring it up to date; what stands in the way is told, and is the `problem`."""
+        """Read the authority and bring it up to date; what stands in the way is told, and is `problem`."""
         try:
             self._take(await self._current())
         except NotLeader:

@@ -38,7 +38,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     """Whoever has to put it there knows which."""
     (tmp_path / "ca.crt").touch()
 
-    with pytest.raises(PapersError, match="tls.crt"):
+    with pytest.raises(PapersError, match=r"tls\.crt"):
         read_papers(str(tmp_path))
 
 

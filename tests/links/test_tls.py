@@ -163,7 +163,7 @@ async def test_a_stream_outlives_the_exchange_of_everything(
 
 async def test_certificates_that_cannot_be_read_stop_a_manager(tmp_path: Path) -> None:
     """It does not serve in the clear instead."""
-    with pytest.raises(PapersError, match="ca.crt"):
+    with pytest.raises(PapersError, match=r"ca\.crt"):
         async with manager(JobPapers(str(tmp_path), MINE)):
             pass
 

@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import pytest
 
-from taskd.core.certificates import plane_names
+from taskd.core.certificates import OPERATOR, plane_names
 from taskd.kit.issuing import Issued
 from taskd.kit.papers import Papers, read_papers
 from taskd.links.plane import PlaneAddress, PlaneError, connect_plane
 from taskd.links.tls import channel_credentials, from_directory, server_credentials
 from taskd.plane.hosting import PlaneSettings, PlaneSettingsError
-from taskd.plane.server import OPERATOR, InsecureRefused, PlaneConfig, open_plane
+from taskd.plane.server import InsecureRefused, PlaneConfig, open_plane
 from taskd.testing.plane import MemoryCluster, MemoryFaults
 from tests.links.papers import DAY_S, authority, job_papers, leaf, show
 from tests.plane.stubs import message

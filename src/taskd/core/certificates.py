@@ -27,6 +27,8 @@ BACKDATE_S: Final = 300.0
 RENEW_PART: Final = 2 / 3
 """The part of its life after which a certificate is renewed; the rest is for what may go wrong with that."""
 
+OPERATOR: Final = "taskd-operator"
+"""A certificate with this name may speak for every job. No job can have it: jobs have their UIDs as names."""
 VARIABLE: Final = "TASKD_CERTIFICATES"
 """In a pod: the directory with the job's certificates, for all that the job's parts say to each other."""
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"

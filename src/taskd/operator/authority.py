@@ -28,6 +28,7 @@ from taskd.core.certificates import (
     LEAF_S,
     NEXT_CERTIFICATE,
     NEXT_KEY,
+    OPERATOR,
     Authority,
     AuthorityUnusable,
     Certificate,
@@ -54,6 +55,7 @@ from taskd.operator.owners import MANAGER
 LOOK_S: Final = 60.0
 RETRY_S: Final = 2.0
 STEPS: Final = 8
+CLIENT: Final = "taskd-plane-client"
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "taskd-controller"}
 log = structlog.get_logger()
 
@@ -93,6 +95,7 @@ class AuthorityKeeper:
         while True:
             await asyncio.sleep(RETRY_S if self._kept is None else LOOK_S)
             await self.look()
+            await self.bring_operators()
             looked()
 
     async def ready(self) -> None:
@@ -122,10 +125,67 @@ class AuthorityKeeper:
             raise NoAuthority(self.problem)
         return self._kept
 
-    def sign(self, identity: str) -> Issued:
-        """A certificate for one who calls, and answers its own kind, under this one name."""
+    async def bring(
+        self,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        manifest: Callable[[dict[str, str]], dict[str, Any]],
+        ours: Callable[[Json], bool],
+    ) -> Certificate | None:
+        """Have a Secret with a good certificate for this name; None where it is not `ours` to change.
+
+        NoAuthority, or what the API server says, where there can be none; a conflict is worth another try.
+        """
         kept = self.kept()
-        return issue(kept.signer, (identity,), self.clock(), LEAF_S, server=False)
+        try:
+            found = await self.client.get(SECRET, namespace, name)
+        except ApiError as error:
+            if not error.is_not_found:
+                raise
+            data = self._leaf_data(kept, identity)
+            found = await self.client.create(SECRET, namespace, manifest(data))
+        if not ours(found):
+            return None
+        patch = self._outdated(found, identity, kept)
+        if patch:
+            metadata = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+            body = {"metadata": metadata, "data": patch}
+            found = await self.client.patch(SECRET, namespace, name, body, field_manager=MANAGER)
+        return pair_of(found)
+
+    def _outdated(self, found: Json, identity: str, kept: Kept) -> dict[str, str]:
+        """What has to change in a Secret of ours."""
+        flaw = leaf_flaw(pair_of(found), (identity,), kept.bundle, self.clock())
+        if flaw:
+            log.info("certificate_renewed", secret=_place(found), why=flaw)
+            return self._leaf_data(kept, identity)
+        return {} if decoded(found, CA) == kept.bundle_pem else {CA: encoded(kept.bundle_pem)}
+
+    def _leaf_data(self, kept: Kept, identity: str) -> dict[str, str]:
+        made = issue(kept.signer, (identity,), self.clock(), LEAF_S, server=False)
+        return {
+            CA: encoded(kept.bundle_pem),
+            CERTIFICATE: encoded(made.certificate),
+            KEY: encoded(made.key),
+        }
+
+    async def bring_operators(self) -> None:
+        """Have a Secret for people and programs that speak for all jobs: who sends faults, who watches."""
+        if self._kept is None:
+            return  # that has been told
+
+        def manifest(data: dict[str, str]) -> dict[str, Any]:
+            metadata = {"name": CLIENT, "namespace": self.namespace, "labels": dict(MANAGED_BY)}
+            return {"metadata": metadata, "type": "kubernetes.io/tls", "data": data}
+
+        try:
+            await self.bring(self.namespace, CLIENT, OPERATOR, manifest=manifest, ours=is_managed)
+        except NotLeader:
+            raise
+        except (KubeError, NoAuthority) as error:
+            log.warning("no_operators_certificate", secret=f"{self.namespace}/{CLIENT}", why=str(error))
 
     def call_plane(self, names: tuple[str, ...]) -> None:
         """Say under which names the plane is reached from now on."""
@@ -239,6 +299,11 @@ def pair_of(secret: Json, certificate: str = CERTIFICATE, key: str = KEY) -> Cer
         return read_pair(decoded(secret, certificate), decoded(secret, key))
     except UnreadableCertificate:
         return None
+
+
+def _place(secret: Json) -> str:
+    metadata = secret["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
 
 
 def is_managed(secret: Json) -> bool:

@@ -142,6 +142,7 @@ class Controller:
                 )
                 if keeper is not None and issued is not None:
                     await keeper.look()
+                    await keeper.bring_operators()
                     tasks.create_task(keeper.run(lambda: _renew(cluster, issued, queue)))
                 if self.beside is not None:
                     tasks.create_task(self.beside(cluster, recorder, keeper))

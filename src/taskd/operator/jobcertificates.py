@@ -17,21 +17,11 @@ from taskd.core.acjob import names
 from taskd.core.acjob.job import Job
 from taskd.core.acjob.jobsecret import identity, job_secret, secret_name, wants_certificates
 from taskd.core.acjob.seen import Failure
-from taskd.core.certificates import CA, CERTIFICATE, KEY, leaf_flaw
 from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError, KubeError, NotLeader
 from taskd.kube.objects import Json, ObjectMeta
-from taskd.kube.resources import SECRET
-from taskd.operator.authority import (
-    MANAGED_BY,
-    AuthorityKeeper,
-    Kept,
-    NoAuthority,
-    decoded,
-    encoded,
-    pair_of,
-)
-from taskd.operator.owners import MANAGER, is_predecessors
+from taskd.operator.authority import MANAGED_BY, AuthorityKeeper, Kept, NoAuthority
+from taskd.operator.owners import is_predecessors
 
 TRIES = 3
 log = structlog.get_logger()
@@ -103,51 +93,25 @@ class JobCertificates:
         return Failure(names.SYNC_CERTIFICATES_FAILED, f"the Secret {secret_name(job)} is not to be had yet")
 
     async def _sync(self, job: Job) -> None:
-        kept = self.keeper.kept()
-        try:
-            found = await self.client.get(SECRET, job.namespace, secret_name(job))
-        except ApiError as error:
-            if not error.is_not_found:
-                raise
-            found = await self.client.create(
-                SECRET, job.namespace, job_secret(job, MANAGED_BY, self._data(job, kept))
-            )
-        metadata = msgspec.convert(found["metadata"], ObjectMeta)
-        if is_predecessors(metadata, job):
-            raise _NotYetGone(
-                f"the Secret {secret_name(job)} of an earlier job of this name has not gone yet"
-            )
-        if metadata.controller_uid != job.uid:
-            self._known.pop(job.uid, None)  # somebody else's: it is used as it is
-            return
-        patch = self._patch(job, found, kept)
-        if patch:
-            body = {
-                "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
-                "data": patch,
-            }
-            found = await self.client.patch(
-                SECRET, job.namespace, secret_name(job), body, field_manager=MANAGER
-            )
-        leaf = pair_of(found)
+        bundle = _mark(self.keeper.kept())
+        leaf = await self.keeper.bring(
+            job.namespace,
+            secret_name(job),
+            identity(job),
+            manifest=lambda data: job_secret(job, MANAGED_BY, data),
+            ours=lambda found: _is_of(job, found),
+        )
         if leaf is not None:
-            self._known[job.uid] = _Known(leaf.renew_at(), _mark(kept))
+            self._known[job.uid] = _Known(leaf.renew_at(), bundle)
+        else:
+            self._known.pop(job.uid, None)  # somebody else's: it is used as it is
 
-    def _patch(self, job: Job, found: Json, kept: Kept) -> dict[str, str]:
-        """What has to change in a Secret of ours."""
-        flaw = leaf_flaw(pair_of(found), (identity(job),), kept.bundle, self.keeper.clock())
-        if flaw:
-            log.info("certificate_renewed", job=job.key, why=flaw)
-            return self._data(job, kept)
-        return {} if decoded(found, CA) == kept.bundle_pem else {CA: encoded(kept.bundle_pem)}
 
-    def _data(self, job: Job, kept: Kept) -> dict[str, str]:
-        issued = self.keeper.sign(identity(job))
-        return {
-            CA: encoded(kept.bundle_pem),
-            CERTIFICATE: encoded(issued.certificate),
-            KEY: encoded(issued.key),
-        }
+def _is_of(job: Job, found: Json) -> bool:
+    metadata = msgspec.convert(found["metadata"], ObjectMeta)
+    if is_predecessors(metadata, job):
+        raise _NotYetGone(f"the Secret {secret_name(job)} of an earlier job of this name has not gone yet")
+    return metadata.controller_uid == job.uid
 
 
 def _mark(kept: Kept) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
+from taskd.core.certificates import OPERATOR
 from taskd.core.plane.state import Limits
 from taskd.links.services import Admit, Caller, CallRefused, handler, listen
 from taskd.plane.faultwatch import FaultWatch
@@ -29,8 +30,6 @@ from taskd.wire.recover import RECOVER
 from taskd.wire.telling import PUB_FAULT, TRACE
 
 STOP_GRACE_S = 1.0
-OPERATOR = "taskd-operator"
-"""A certificate with this name may speak for every job."""
 
 log = structlog.get_logger("taskd.plane")
 

@@ -132,11 +132,12 @@ def test_certificates_take_three_rights_on_secrets(
                 return bool(installed.api.get(path)["data"]["ca.crt"] == before)
 
             until(mended, 60, log.read_text)
+            # A namespace that goes refuses everything.
+            asked = installed.audit.requests(user=account.name)
     finally:
         process.terminate()
         assert 0 == process.wait(15), log.read_text()
 
-    asked = installed.audit.requests(user=account.name)
     assert [] == [request for request in asked if request.code in (401, 403)], log.read_text()
     secrets = {(kind, verb) for kind, verb in used_by(installed, account) if kind == "secrets"}
     assert {("secrets", "get"), ("secrets", "create"), ("secrets", "patch")} == secrets

@@ -98,6 +98,7 @@ def issue(authority: Issued, names: Sequence[str], now: float, lasts_s: float, *
 def read_certificates(pem: bytes) -> list[tuple[Certificate, bytes]]:
     """All certificates of a text with their own part of it; UnreadableCertificate if one is none."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding
 
     if not pem.strip():
@@ -105,23 +106,25 @@ def read_certificates(pem: bytes) -> list[tuple[Certificate, bytes]]:
     try:
         found = x509.load_pem_x509_certificates(pem)
         return [(_facts(each), each.public_bytes(Encoding.PEM)) for each in found]
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise UnreadableCertificate(f"no certificate: {error}") from error
 
 
 def read_pair(certificate: bytes, key: bytes) -> Certificate:
     """The first certificate of a text, once it is sure that the key is its own."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
         found = x509.load_pem_x509_certificate(certificate)
-        owner = _load_key(key)
-    except (ValueError, TypeError) as error:
+        belongs = _load_key(key).public_key() == found.public_key()
+        facts = _facts(found)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         # What the library says of a key does not go on: it need not be fit for a log.
         raise UnreadableCertificate("the certificate or its key cannot be read") from error
-    if owner.public_key() != found.public_key():
+    if not belongs:
         raise UnreadableCertificate("the key is not that of the certificate")
-    return _facts(found)
+    return facts
 
 
 def _facts(found: x509.Certificate) -> Certificate:

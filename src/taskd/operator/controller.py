@@ -250,7 +250,7 @@ def _renew(cluster: Cluster, issued: JobCertificates, queue: WorkQueue[Key]) -> 
     """Have the jobs looked at whose certificates are to be renewed."""
     for uid in issued.due():
         raw = cluster.jobs.store.by_uid(uid)
-        if raw is not None:
+        if raw is not None and not (raw.get("status") or {}).get("completionTime"):
             queue.add(_key(raw))
 
 

@@ -361,6 +361,15 @@ async def test_a_look_that_finds_all_well_writes_nothing(years: Years) -> None:
     assert years.certificates.is_due(years.job.uid)
 
 
+async def test_the_plane_is_called_by_its_new_address_at_once(years: Years) -> None:
+    """Its Service was made anew: the next connection sees a certificate for where it is now."""
+    await years.look()
+    years.keeper.call_plane(("plane.example", "10.96.0.77"))
+
+    (shown, _) = read_certificates(years.keeper.server_papers().certificate)[0]
+    assert ("plane.example", "10.96.0.77") == shown.names
+
+
 @pytest.mark.parametrize("way", ["before", "after"])
 async def test_death_between_any_two_writes_is_harmless(years: Years, way: str) -> None:
     """Whoever comes next ends at the same point, and in between nobody is locked out."""

@@ -119,12 +119,12 @@ def log(installed: Cluster, account: User, tmp_path: Path) -> Iterator[Path]:
     assert 0 == process.wait(15), path.read_text()
 
 
-def start(cluster: Cluster, account: User, log: Path) -> "subprocess.Popen[bytes]":
+def start(cluster: Cluster, account: User, log: Path, *more: str) -> "subprocess.Popen[bytes]":
     (container,) = cluster.api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
     assert ["taskd", "controller"] == container["command"]
     arguments = [argument.replace("$(POD_NAMESPACE)", NAMESPACE) for argument in container["args"]]
     # Where the account's token is, and a port that is free here: the only differences from the pod.
-    arguments += ["--kubeconfig", str(account.kubeconfig), "--listen", "127.0.0.1:0"]
+    arguments += ["--kubeconfig", str(account.kubeconfig), "--listen", "127.0.0.1:0", *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with log.open("ab") as stream:
         return subprocess.Popen(

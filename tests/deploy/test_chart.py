@@ -57,7 +57,7 @@ def test_the_derived_files_are_up_to_date(helm: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_plane_comes_with_its_port_rights_and_names(helm: Path) -> None:
-    """Where it is switched on; without certificates only if that is said."""
+    """Where it is switched on."""
     objects = render(helm, "plane.enabled=true", "plane.certificates=keys")
     (container,) = pod_of(objects)["containers"]
 
@@ -68,8 +68,39 @@ def test_the_plane_comes_with_its_port_rights_and_names(helm: Path) -> None:
     assert ("mindx-dl", "ExternalName") == (alias["metadata"]["namespace"], alias["spec"]["type"])
     assert ["configmaps"] == find(objects, "ClusterRole", "taskd-plane")["rules"][0]["resources"]
     assert not [each for each in render(helm) if each["metadata"]["name"] == "taskd-plane"]
-    with pytest.raises(manifests.Unrendered, match=r"name a Secret in plane\.certificates"):
-        render(helm, "plane.enabled=true")
+
+
+def test_the_plane_makes_certificates_unless_something_else_is_said(helm: Path) -> None:
+    """With the rights that this takes, in all namespaces or in the one that is served, and no others."""
+    everywhere = render(helm, "plane.enabled=true", "plane.names={plane.example,10.0.0.9}")
+    (container,) = pod_of(everywhere)["containers"]
+    confined = render(helm, "plane.enabled=true", "namespace=team")
+
+    assert {"--authority=taskd-authority", "--plane-names=plane.example,10.0.0.9"} <= set(container["args"])
+    assert not [each for each in container["args"] if "insecure" in each or "plane-certificates" in each]
+    assert [("secrets", ("get", "create", "patch"))] == rights(
+        find(everywhere, "ClusterRole", "taskd-certificates")
+    )
+    assert find(everywhere, "ClusterRoleBinding", "taskd-certificates")
+    assert "team" == find(confined, "RoleBinding", "taskd-certificates")["metadata"]["namespace"]
+    at_home = find(confined, "Role", "taskd-authority")
+    assert "taskd-system" == at_home["metadata"]["namespace"]
+    assert ["taskd-authority", "taskd-plane-client"] == at_home["rules"][1]["resourceNames"]
+    for settings in (
+        [],
+        ["plane.enabled=true", "plane.insecure=true"],
+        ["plane.enabled=true", "plane.certificates=k"],
+    ):
+        objects = render(helm, *settings)
+        roles = [each for each in objects if each["kind"] in {"Role", "ClusterRole"}]
+        assert not [right for role in roles for right in rights(role) if right[0] == "secrets"]
+    with pytest.raises(manifests.Unrendered, match="same authority"):
+        render(helm, "plane.enabled=true", "certificates=mine")
+
+
+def rights(role: Document) -> list[tuple[str, tuple[str, ...]]]:
+    """What a role grants."""
+    return [(resource, tuple(rule["verbs"])) for rule in role["rules"] for resource in rule["resources"]]
 
 
 def test_the_kustomize_base_and_the_chart_install_the_same(helm: Path) -> None:

@@ -1,15 +1,18 @@
 """The controller, started as the Deployment starts it, under exactly the account that is installed."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taskd.testing.kube import Cluster, Nodes, User
+from tests.deploy.conftest import start
 from tests.deploy.rights import GRANTED, GRANTED_AT_HOME
 from tests.deploy.support import EXAMPLES, load
 from tests.kube.operator.site import Site, until
 from tests.kube.operator.town import NPU, job
+from tools import manifests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -98,6 +101,46 @@ def live_through_everything(site: Site, nodes: Nodes) -> None:
         nodes.succeed(namespace, pod)
     jobs = f"/apis/mindxdl.gitee.com/v1/namespaces/{namespace}/ascendjobs"
     until(lambda: site.kube.api.find(f"{jobs}/short") is None, 40)
+
+
+def test_certificates_take_three_rights_on_secrets(
+    installed: Cluster, account: User, helm: Path, tmp_path: Path
+) -> None:
+    """Made before the pods, looked at by name, mended where somebody spoilt one; and nothing is refused."""
+    for name in ("mindx-dl", "cluster-system"):
+        installed.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    chart = manifests.template("--set", "crd.install=false", "--set", "plane.enabled=true", program=str(helm))
+    installed.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=chart)
+    Nodes(installed).add(2)
+    log = tmp_path / "controller.log"
+    process = start(installed, account, log, "--plane-listen", "127.0.0.1:0")
+    try:
+        until(lambda: '"serving"' in log.read_text() or process.poll() is not None, 30, log.read_text)
+        with installed.namespace() as namespace:
+            site = Site(installed, namespace)
+            site.submit(job("long"))
+            site.wait_state("long", "Running", limit_s=40)
+            path = f"/api/v1/namespaces/{namespace}/secrets/taskd-certificates-long"
+            before = installed.api.get(path)["data"]["ca.crt"]
+            installed.api.patch(path, {"data": {"ca.crt": ""}})
+
+            def mended() -> bool:
+                # It is looked at whenever pods are made, unless that was done a moment ago.
+                for pod in site.pods("long"):
+                    installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod}", grace_s=0)
+                time.sleep(1)
+                return bool(installed.api.get(path)["data"]["ca.crt"] == before)
+
+            until(mended, 60, log.read_text)
+            # A namespace that goes refuses everything.
+            asked = installed.audit.requests(user=account.name)
+    finally:
+        process.terminate()
+        assert 0 == process.wait(15), log.read_text()
+
+    assert [] == [request for request in asked if request.code in (401, 403)], log.read_text()
+    secrets = {(kind, verb) for kind, verb in used_by(installed, account) if kind == "secrets"}
+    assert {("secrets", "get"), ("secrets", "create"), ("secrets", "patch")} == secrets
 
 
 def wait_whole(site: Site, name: str, restarts: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ ROLES = "Roles do not import each other"
 PURE = "core touches nothing outside itself"
 LIGHT = "The training process loads neither gRPC nor a Kubernetes client"
 FRAMEWORKS = "torch and mindspore stay in their own corners"
+ONE_SIGNER = "Only kit.issuing makes certificates"
 ONE_CLIENT = "Only kube speaks to the API server"
 TESTING = "testing knows core, wire, links and kit only"
 
@@ -76,6 +77,8 @@ def test_the_contracts_hold() -> None:
         ({"taskd.worker.spoilt": "import taskd.kube.client"}, {LIGHT}),
         ({"taskd.operator.spoilt": "import aiohttp"}, {ONE_CLIENT}),
         ({"taskd.plane.spoilt": "from lightkube import AsyncClient"}, {ONE_CLIENT}),
+        ({"taskd.operator.spoilt": "from cryptography import x509"}, {ONE_SIGNER}),
+        ({"taskd.worker.spoilt": "import taskd.kit.issuing"}, {LIGHT}),
         ({"taskd.manager.spoilt": "import torch.distributed"}, {FRAMEWORKS}),
         ({"taskd.train.spoilt": "import mindspore"}, {FRAMEWORKS}),
         ({"taskd.testing.spoilt": "import taskd.manager"}, {DOWNWARDS}),

@@ -15,10 +15,13 @@ import taskd
 PACKAGE = Path(taskd.__file__).parent
 
 IN_TRAINING = frozenset(
-    {"aiohttp", "yaml", "grpc", "lightkube", "torch", "mindspore", "asyncio", "typer", "rich", "structlog"}
-)
-IN_CLI = frozenset({"torch", "mindspore", "grpc", "rich", "aiohttp", "lightkube", "pydantic"})
-IN_API = frozenset({"torch", "mindspore", "rich", "aiohttp", "lightkube"})
+    {
+        "aiohttp", "asyncio", "cryptography", "grpc", "lightkube", "mindspore", "rich", "structlog", "torch",
+        "typer", "yaml",
+    }
+)  # fmt: skip
+IN_CLI = frozenset({"torch", "mindspore", "cryptography", "grpc", "rich", "aiohttp", "lightkube", "pydantic"})
+IN_API = frozenset({"torch", "mindspore", "cryptography", "rich", "aiohttp", "lightkube"})
 
 FRAMEWORKS = ("taskd.train.torch", "taskd.train.mindspore")
 
@@ -65,6 +68,12 @@ def test_the_command_line_starts_light() -> None:
 def test_the_documented_functions_do_not_import_a_framework(module: str) -> None:
     """``manager.py`` runs in a process that needs no torch, and a script imports torch when it wants to."""
     assert set() == loaded_by(module) & IN_API
+
+
+@pytest.mark.parametrize("module", ["taskd.cli.controller", "taskd.manager.service", "taskd.proxy.relay"])
+def test_certificates_are_made_by_who_makes_some(module: str) -> None:
+    """Showing and checking them takes no library; a controller that makes none does not load it."""
+    assert "cryptography" not in loaded_by(module)
 
 
 def test_the_package_itself_loads_nothing() -> None:

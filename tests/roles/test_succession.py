@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from taskd.core.certificates import VARIABLE
+from tests.links.papers import authority, job_papers
 from tests.roles.harness import RunningJob, eventually
 from tests.roles.test_run import free_port
 
@@ -88,6 +90,17 @@ def runs_at(job: RunningJob) -> dict[str, Any] | None:
     return status if status.get("phase") == "running" else None
 
 
+@pytest.fixture(params=["in the clear", "with certificates"])
+def secured(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has certificates, or has none."""
+    if request.param == "with certificates":
+        identity = "3d5fe1c4-9d1f-4b8a-9f5e-0c7e1c3b2a10"
+        papers = job_papers(tmp_path / "certificates", authority(), identity)
+        monkeypatch.setenv(VARIABLE, papers.directory)
+        monkeypatch.setenv("MINDX_TASK_ID", identity)
+
+
+@pytest.mark.usefixtures("secured")
 def test_a_killed_machine_s_manager_comes_up_on_the_next_one(start: Start) -> None:
     """With all its ranks; the job's commands work there, and the incident says what happened."""
     first, second, third = three(start)

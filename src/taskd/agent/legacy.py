@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from taskd.agent.callbacks import Callback, MsrunHost, Operator
@@ -30,6 +30,7 @@ from taskd.kit.dictconfig import (
     parse_rank,
     read_dict,
 )
+from taskd.kit.papers import PapersError, find_papers
 from taskd.kit.sidecar import sidecar
 
 if TYPE_CHECKING:  # loaded by need: a training script imports this module too
@@ -206,6 +207,11 @@ def _start_proxy(settings: AgentSettings, env: Mapping[str, str]) -> None:
         host = LOCAL_HOST
     port_text = env.get("TASKD_MANAGER_PORT", "").strip() or str(DEFAULT_MANAGER_PORT)
     node = str(settings.node_rank)
+    try:
+        papers = find_papers(env)
+    except PapersError as error:
+        log.warning("%s: no proxy of its own: %s", INIT, error)
+        return
     problem = sidecar.start(
         {
             "job": settings.job,
@@ -213,6 +219,7 @@ def _start_proxy(settings: AgentSettings, env: Mapping[str, str]) -> None:
             "manager": join_address(host, parse_port(INIT, "TASKD_MANAGER_PORT", port_text)),
             "socket": settings.socket,
             "token": env.get("TASKD_TOKEN", ""),
+            "papers": asdict(papers),
             "log_file": role_log(f"taskd-proxy-{node}-{int(time.time())}.log", env),
         },
         wait_s=0.0,

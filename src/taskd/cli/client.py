@@ -5,11 +5,15 @@ needs nothing but msgspec and gRPC, and gRPC is imported only when there is some
 from the job's record goes along as metadata; who cannot read the record cannot give orders.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from taskd.cli.errors import ManagerRefused, ManagerUnreachable
+from taskd.kit.papers import NO_PAPERS, JobPapers, PapersError, read_papers
+
+if TYPE_CHECKING:
+    import grpc
 
 METHOD_PATH = "/taskd.Manager/Call"
 TOKEN_KEY = "taskd-token"  # noqa: S105 (the name of a header)
@@ -27,12 +31,19 @@ class Reply(msgspec.Struct):
     result: Any = None
 
 
-def call(addr: str, token: str, method: str, params: dict[str, object], timeout_s: float) -> object:
+def call(
+    addr: str,
+    token: str,
+    method: str,
+    params: dict[str, object],
+    timeout_s: float,
+    papers: JobPapers = NO_PAPERS,
+) -> object:
     """Call a method of the manager and return its result, as plain values."""
     import grpc
 
     request = msgspec.msgpack.encode({"method": method, "params": params})
-    with grpc.insecure_channel(addr, options=_OPTIONS) as channel:
+    with _open(addr, papers) as channel:
         invoke: Any = channel.unary_unary(METHOD_PATH, request_serializer=None, response_deserializer=None)
         try:
             answer = invoke(request, timeout=timeout_s, metadata=((TOKEN_KEY, token),))
@@ -50,6 +61,20 @@ def call(addr: str, token: str, method: str, params: dict[str, object], timeout_
     return reply.result
 
 
+def _open(addr: str, papers: JobPapers) -> "grpc.Channel":
+    import grpc
+
+    if not papers:
+        return grpc.insecure_channel(addr, options=_OPTIONS)
+    try:
+        shown = read_papers(papers.directory)
+    except PapersError as error:
+        raise ManagerUnreachable(f"{error}; run this in the pod of the job") from error
+    credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.certificate)
+    named = (*_OPTIONS, ("grpc.ssl_target_name_override", papers.identity))
+    return grpc.secure_channel(addr, credentials, options=named)
+
+
 def _explain(
     code: str, details: str, addr: str, method: str, timeout_s: float
 ) -> ManagerRefused | ManagerUnreachable:
@@ -60,6 +85,7 @@ def _explain(
         )
     if code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         return ManagerRefused(
-            f"the manager at {addr} does not accept this job's token; is the address another job's by now?"
+            f"the manager at {addr} does not accept this job's token or certificate; is the address another "
+            "job's by now?"
         )
     return ManagerRefused(f"the manager at {addr} failed at {method}: {code.lower()}, {details}")

@@ -369,7 +369,7 @@ def _call(
     params: dict[str, object],
     timeout_s: float = client.DEFAULT_TIMEOUT_S,
 ) -> object:
-    return client.call(record.manager_addr, record.token, method, params, timeout_s)
+    return client.call(record.manager_addr, record.token, method, params, timeout_s, record.papers)
 
 
 def _fetch_status(record: jobs.JobRecord, *, prefer_files: bool = False) -> JobStatus:

@@ -15,6 +15,7 @@ from taskd.core.exits import ExitCode
 from taskd.kube.elector import LeadershipLost
 from taskd.kube.errors import ConfigError, KubeError, NotLeader
 from taskd.kube.events import EventRecorder
+from taskd.operator.authority import AuthorityKeeper
 from taskd.operator.cluster import Cluster
 from taskd.operator.config import ControllerConfig, load
 from taskd.operator.controller import Beside, Controller
@@ -70,13 +71,19 @@ def _plane(settings: ControllerConfig) -> Beside | None:
     try:
         host = Host(
             PlaneSettings(
-                settings.plane_listen, settings.plane_certificates, settings.plane_insecure, names
+                settings.plane_listen,
+                settings.plane_certificates,
+                settings.plane_insecure,
+                names,
+                issued=settings.issues,
             ).checked()
         )
     except PlaneSettingsError as error:
         raise ConfigError(str(error)) from error
 
-    async def serve(cluster: Cluster, recorder: EventRecorder) -> None:
+    async def serve(cluster: Cluster, recorder: EventRecorder, keeper: AuthorityKeeper | None) -> None:
+        if keeper is not None:
+            await keeper.ready()
         await host.run(
             cluster.client,
             jobs=cluster.jobs,
@@ -84,6 +91,7 @@ def _plane(settings: ControllerConfig) -> Beside | None:
             nodes=cluster.nodes,
             recorder=recorder,
             groups=cluster.gang,
+            papers=keeper.server_papers if keeper is not None else None,
         )
 
     return serve

@@ -161,6 +161,8 @@ def controller(
     plane_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Its gRPC port.")] = None,
     plane_certificates: Annotated[str | None, typer.Option(metavar="DIR", help="Its TLS keys.")] = None,
     plane_insecure: Annotated[bool | None, typer.Option(help="Serve it without TLS.")] = None,
+    plane_names: Annotated[str | None, typer.Option(metavar="NAME,...", help="More names of it.")] = None,
+    authority: Annotated[str | None, typer.Option(metavar="SECRET", help="Signs certificates.")] = None,
     status_delay_s: Annotated[float | None, typer.Option(help="Wait of mere pod counts (0.5).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> Work:

@@ -18,13 +18,14 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from taskd.core.status import IncidentStatus, JobPhase, JobStatus
+from taskd.kit.papers import JobPapers
 
 DEFAULT_KEEP = 50
 _SHOWN = 8  # names that fit on a line
@@ -55,6 +56,7 @@ class JobRecord:
     host: str = ""
     scratch: str = ""
     run: str = ""
+    papers: JobPapers = field(default_factory=JobPapers)
 
 
 # --- places ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from taskd.kit.container import make_socket_dir
 
@@ -37,7 +38,7 @@ class Sidecar:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: socket.socket | None = None
-        self._config: Mapping[str, str] | None = None
+        self._config: Mapping[str, Any] | None = None
         self._next_revival = 0.0
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.end)
@@ -53,7 +54,7 @@ class Sidecar:
         process = self._process
         return process.pid if process is not None and process.poll() is None else 0
 
-    def start(self, config: Mapping[str, str], wait_s: float = START_LIMIT_S) -> str:
+    def start(self, config: Mapping[str, Any], wait_s: float = START_LIMIT_S) -> str:
         """Start the proxy and wait for its socket; returns what went wrong, if anything did.
 
         With ``wait_s`` 0 it does not wait: an agent keeps knocking anyway.

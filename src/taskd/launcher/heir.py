@@ -30,6 +30,7 @@ from taskd.core.succession import (
     find_later,
 )
 from taskd.kit import jobs
+from taskd.kit.papers import NO_PAPERS, JobPapers
 from taskd.kit.rosters import read_roster
 from taskd.launcher.lookout import Word, ask, close_lookout, open_lookout
 from taskd.launcher.neighbourhood import Neighbourhood
@@ -80,6 +81,7 @@ class Heir:
         manager: str,
         household: Household,
         around: Neighbourhood | None = None,
+        papers: JobPapers = NO_PAPERS,
     ) -> None:
         """Stand for a node whose launcher could host a manager at an address."""
         self._around = around
@@ -89,6 +91,7 @@ class Heir:
         self.inherits = False
         self._job = job
         self._token = token
+        self._papers = papers
         self._node = node
         self._own_manager = manager
         self._household = household
@@ -120,7 +123,9 @@ class Heir:
 
     async def open(self, host: str) -> None:
         """Begin to answer the other launchers."""
-        self._server, address = await open_lookout(host, LOOKOUT_PORT, self._job, self._token, self._answer)
+        self._server, address = await open_lookout(
+            host, LOOKOUT_PORT, self._job, self._token, self._answer, self._papers
+        )
         self.me = Candidate(self._node, self._own_manager, address, time.time())
 
     async def look_back(self) -> Follow | None:
@@ -241,7 +246,10 @@ class Heir:
         others = [member for member in roster.members if member.node != self._node]
         now_at = [self._moved.get(member.node, member) for member in others]
         found = await asyncio.gather(
-            *(ask(member.lookout, member.node, self._job, self._token, self.me) for member in now_at)
+            *(
+                ask(member.lookout, member.node, self._job, self._token, self.me, self._papers)
+                for member in now_at
+            )
         )
         for answer, theirs in found:
             if answer.sight is Sight.ANSWERED and theirs is not None and theirs.run == roster.run:

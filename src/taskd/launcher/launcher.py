@@ -27,6 +27,7 @@ from taskd.core.succession import Follow, Term
 from taskd.kit import jobs
 from taskd.kit.dictconfig import join_address
 from taskd.kit.machine import remove_tree
+from taskd.kit.papers import JobPapers, PapersError, find_papers, read_papers
 from taskd.launcher.heir import LOOKOUT_PORT, Heir
 from taskd.launcher.lookout import held_address
 from taskd.launcher.neighbourhood import Neighbourhood
@@ -66,6 +67,7 @@ class Launcher:
         self._hosts = topology.hosts_manager
         self._external = external_manager
         self._token = os.environ.get("TASKD_TOKEN", "")
+        self._papers = _find_papers()
         alone = spec.max_nodes == spec.local_nodes and spec.pod is None
         if not self._token and alone and not external_manager:
             self._token = secrets.token_hex(16)
@@ -83,7 +85,8 @@ class Launcher:
                 topology.nodes[0].key,
                 standby,
                 self,
-                _neighbours(spec, topology, self._token),
+                _neighbours(spec, topology, self._token, self._papers),
+                self._papers,
             )
             self._heir.manager = topology.manager_addr if spec.pod is not None else ""
         self._dirs = {node.key: node_dirs(spec.job, node.key, self._scratch) for node in topology.nodes}
@@ -232,6 +235,7 @@ class Launcher:
             port=port,
             succession=self._heir.succession() if self._heir is not None else None,
             token=self._token,
+            papers=self._papers,
             log_file=str(self._role_logs() / "manager.log"),
             metrics_port=_port_from_env("TASKD_METRICS_PORT"),
             faults=self._spec.faults,
@@ -250,6 +254,7 @@ class Launcher:
                 manager=self._address,
                 socket=dirs.socket,
                 token=self._token,
+                papers=self._papers,
                 log_file=str(self._role_logs() / f"taskd-proxy-{node.key}-{int(time.time())}.log"),
                 term=heir.term if heir is not None else Term(),
                 standby=heir.me if heir is not None else None,
@@ -448,6 +453,7 @@ class Launcher:
             launcher_start_ticks=jobs.read_start_ticks(os.getpid()) or 0,
             manager_addr=heir.manager if heir is not None else self._topology.manager_addr,
             token=self._token,
+            papers=self._papers,
             created_stamp=time.time(),
             argv=tuple(sys.argv),
             cwd=str(Path.cwd()),
@@ -470,10 +476,21 @@ def check_surroundings() -> None:
     token = os.environ.get("TASKD_TOKEN", "")
     if not (token.isascii() and (token.isprintable() or not token)):
         raise LaunchError("TASKD_TOKEN has characters that cannot travel in a header; use printable ASCII")
+    _find_papers()
     try:
         Path.cwd()
     except FileNotFoundError as error:
         raise LaunchError("the working directory was removed; change to one that exists") from error
+
+
+def _find_papers() -> JobPapers:
+    """Find the job's certificates, and see that they can be read: without them it must not run."""
+    try:
+        if papers := find_papers(os.environ):
+            read_papers(papers.directory)
+    except PapersError as error:
+        raise LaunchError(str(error)) from error
+    return papers
 
 
 def prepare_environment() -> None:
@@ -512,14 +529,14 @@ def run_job(spec: LaunchSpec) -> int:
         return ExitCode.USAGE
 
 
-def _neighbours(spec: LaunchSpec, topology: Topology, token: str) -> Neighbourhood | None:
+def _neighbours(spec: LaunchSpec, topology: Topology, token: str, papers: JobPapers) -> Neighbourhood | None:
     """Return whom a pod can ask; in other places nobody has a name that stays."""
     pod = spec.pod
     if pod is None:
         return None
     leader = join_address(spec.master_addr, topology.manager_port)
     hosts = topology.hosts_manager
-    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=hosts)
+    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=hosts, papers=papers)
 
 
 async def _run(spec: LaunchSpec, topology: Topology) -> int:

@@ -1,7 +1,8 @@
 """The door at which a launcher answers other launchers of its job: that it lives, and whom it obeys.
 
 It is the launcher's own, not a role's: roles come and go, and the question is whether the machine is there.
-One line in, one line out. Whoever does not know the token gets no answer.
+One line in, one line out. Whoever does not know the token gets no answer; where the job has certificates, nor
+does whoever cannot show that of this job.
 """
 
 import asyncio
@@ -9,11 +10,14 @@ import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from taskd.core.succession import Answer, Candidate, Roster, Sight, Term
 from taskd.kit.dictconfig import join_address
+from taskd.kit.papers import NO_PAPERS, JobPapers
+from taskd.kit.secured import answering_context, asking_context, peer_names
 
 ANSWER_S = 1.0
 LINE_LIMIT = 8 * 1024 * 1024
@@ -40,13 +44,20 @@ class Word:
 
 
 async def open_lookout(
-    host: str, port: int, job: str, token: str, word: Callable[[Candidate | None], Word]
+    host: str,
+    port: int,
+    job: str,
+    token: str,
+    word: Callable[[Candidate | None], Word],
+    papers: JobPapers = NO_PAPERS,
 ) -> tuple[asyncio.Server, str]:
     """Answer questions at a port, or at any other if that one is taken; returns the address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
+                if papers and papers.identity not in peer_names(writer.get_extra_info("peercert")):
+                    return
                 question = msgspec.json.decode(await reader.readline(), type=Question)
                 if (question.job, question.token) == (job, token):
                     writer.write(msgspec.json.encode(word(question.who)) + b"\n")
@@ -56,18 +67,24 @@ async def open_lookout(
         finally:
             writer.close()
 
+    context = answering_context(papers) if papers else None
     try:
-        server = await asyncio.start_server(serve, host, port, limit=LINE_LIMIT)
+        server = await asyncio.start_server(serve, host, port, limit=LINE_LIMIT, ssl=context)
     except OSError:
-        server = await asyncio.start_server(serve, host, 0, limit=LINE_LIMIT)
+        server = await asyncio.start_server(serve, host, 0, limit=LINE_LIMIT, ssl=context)
     return server, join_address(host, server.sockets[0].getsockname()[1])
 
 
 async def ask(
-    address: str, node: str, job: str, token: str, who: Candidate | None = None
+    address: str,
+    node: str,
+    job: str,
+    token: str,
+    who: Candidate | None = None,
+    papers: JobPapers = NO_PAPERS,
 ) -> tuple[Answer, Roster | None]:
     """Ask the launcher of a node; never fails, and never takes much longer than a second."""
-    word = await ask_anyone(address, job, token, who)
+    word = await ask_anyone(address, job, token, who, papers)
     if isinstance(word, Sight):
         return Answer(word), None
     if word.node != node:
@@ -75,13 +92,20 @@ async def ask(
     return Answer(Sight.ANSWERED, word.term, word.manager), word.roster
 
 
-async def ask_anyone(address: str, job: str, token: str, who: Candidate | None = None) -> Word | Sight:
+async def ask_anyone(
+    address: str, job: str, token: str, who: Candidate | None = None, papers: JobPapers = NO_PAPERS
+) -> Word | Sight:
     """Ask whatever launcher is at an address or name; never fails, nor takes much more than a second."""
     host, _, port = address.rpartition(":")
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=LINE_LIMIT)
+            secure: dict[str, Any] = {}
+            if papers:
+                secure = {"ssl": asking_context(papers), "server_hostname": papers.identity}
+            reader, writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), limit=LINE_LIMIT, **secure
+            )
             writer.write(msgspec.json.encode(Question(job, token, who)) + b"\n")
             line = await reader.readline()
         return msgspec.json.decode(line, type=Word)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from taskd.core.podplace import PodPlace
 from taskd.core.succession import Candidate, Roster
+from taskd.kit.papers import NO_PAPERS, JobPapers
 from taskd.launcher.lookout import Word, ask_anyone
 
 A_FEW = 8
@@ -21,7 +22,15 @@ class Neighbourhood:
     """Whom a pod can ask, and where the leader is said to be."""
 
     def __init__(
-        self, place: PodPlace, job: str, token: str, port: int, leader: str, *, all_of_them: bool
+        self,
+        place: PodPlace,
+        job: str,
+        token: str,
+        port: int,
+        leader: str,
+        *,
+        all_of_them: bool,
+        papers: JobPapers = NO_PAPERS,
     ) -> None:
         """Take the names of all pods but this one."""
         own = place.name.partition(".")[0]
@@ -31,7 +40,7 @@ class Neighbourhood:
         turned = names[here:] + names[:here]
         few = list(dict.fromkeys([*names[:1], *turned]))[:A_FEW]
         self._names = names if all_of_them else few
-        self._job, self._token, self._port = job, token, port
+        self._job, self._token, self._port, self._papers = job, token, port, papers
         self.leader = leader
 
     async def ask(self, me: Candidate) -> dict[str, Word]:
@@ -40,7 +49,7 @@ class Neighbourhood:
 
         async def ask_one(name: str) -> object:
             async with gate:
-                return await ask_anyone(f"{name}:{self._port}", self._job, self._token, me)
+                return await ask_anyone(f"{name}:{self._port}", self._job, self._token, me, self._papers)
 
         words = await asyncio.gather(*map(ask_one, self._names))
         return {

@@ -4,7 +4,6 @@ Nothing here decides. Signals come out as values, reports go in as values, every
 whatever the other side sends that is no signal is told in the log and skipped.
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ import grpc
 import grpc.aio
 
 from taskd.core.liaison import Signal
+from taskd.kit.papers import PapersError, read_papers
 from taskd.links.rpc import CLIENT_OPTIONS
+from taskd.links.tls import open_channel
 from taskd.wire import recover
 from taskd.wire.proto3 import ProtoError, decode, encode
 
@@ -36,9 +37,8 @@ class PlaneAddress:
 
     address: str
     job_id: str
-    ca: bytes = b""
-    certificate: bytes = b""
-    key: bytes = b""
+    certificates: str = ""
+    """A directory; read for each connection, so that a renewed one is taken up."""
 
 
 class PlaneRefused(PlaneError):
@@ -125,17 +125,14 @@ class PlaneLink:
 @contextlib.asynccontextmanager
 async def connect_plane(place: PlaneAddress, timeout_s: float) -> AsyncIterator[PlaneLink]:
     """Open a connection; raises PlaneError if nobody answers in time."""
-    if place.ca:
-        credentials = grpc.ssl_channel_credentials(place.ca, place.key or None, place.certificate or None)
-        channel = grpc.aio.secure_channel(place.address, credentials, options=CLIENT_OPTIONS)
-    else:
-        channel = grpc.aio.insecure_channel(place.address, options=CLIENT_OPTIONS)
-    async with channel:
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            async with asyncio.timeout(timeout_s):
-                await channel.channel_ready()
-        except TimeoutError as error:
-            raise PlaneError(f"no control plane answers at {place.address}") from error
+            papers = read_papers(place.certificates) if place.certificates else None
+            channel = await stack.enter_async_context(
+                open_channel(place.address, papers, timeout_s, CLIENT_OPTIONS)
+            )
+        except (ConnectionError, PapersError) as error:
+            raise PlaneError(f"no control plane: {error}") from error
         yield PlaneLink(channel, place.job_id)
 
 

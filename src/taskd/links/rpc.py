@@ -16,6 +16,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 import grpc.aio
 
+from taskd.kit.papers import NO_PAPERS, JobPapers, PapersError, read_papers
+from taskd.links.tls import from_directory, is_of_job, open_channel, server_credentials
+
 SERVICE = "taskd.Manager"
 JOIN = f"/{SERVICE}/Join"
 CALL = f"/{SERVICE}/Call"
@@ -82,8 +85,11 @@ async def serve_rpc(
     on_call: Callable[[bytes], Awaitable[bytes]],
     *,
     reserved: bool = False,
+    papers: JobPapers = NO_PAPERS,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the manager's two methods; returns the server and the port it got.
+
+    With certificates, both sides show that they are of the same job; PapersError if there is none to show.
 
     Two managers on one port would each see half of the job, so the second must fail to bind; except where the
     launcher holds the port for its manager, which is then the only one that comes.
@@ -93,6 +99,8 @@ async def serve_rpc(
         sent = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
         if token and sent != token:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not that of this job")
+        if papers and not is_of_job(papers, cast("Any", context.auth_context())):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is not of this job")
 
     async def join(_requests: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         await authorise(context)
@@ -117,7 +125,10 @@ async def serve_rpc(
     server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", int(reserved))])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     try:
-        port = server.add_insecure_port(address)
+        if papers:
+            port = server.add_secure_port(address, server_credentials(from_directory(papers.directory)))
+        else:
+            port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise AddressInUse(address) from error
     if port == 0:
@@ -154,14 +165,15 @@ class ClientStream:
 
 
 @contextlib.asynccontextmanager
-async def connect_rpc(address: str, token: str, timeout_s: float) -> AsyncIterator[ClientStream]:
+async def connect_rpc(
+    address: str, token: str, timeout_s: float, papers: JobPapers = NO_PAPERS
+) -> AsyncIterator[ClientStream]:
     """Open a stream to a manager; raises ConnectionError if it cannot be reached in time."""
-    async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await channel.channel_ready()
-        except TimeoutError as error:
-            raise ConnectionRefusedError(f"no manager answers at {address}") from error
+    try:
+        shown = read_papers(papers.directory) if papers else None
+    except PapersError as error:
+        raise ConnectionRefusedError(str(error)) from error
+    async with open_channel(address, shown, timeout_s, CLIENT_OPTIONS, name=papers.identity) as channel:
         call: Any = channel.stream_stream(JOIN)(metadata=((TOKEN_KEY, token),))
         try:
             yield ClientStream(call)

@@ -20,6 +20,7 @@ import grpc.aio
 import structlog
 
 from taskd.links.rpc import AddressInUse
+from taskd.links.tls import identities
 from taskd.wire.proto3 import Method, ProtoError, Service, decode, encode
 from taskd.wire.recover import OURS_KEY
 
@@ -170,6 +171,4 @@ async def _read(method: Method, data: bytes) -> Any:  # noqa: ANN401 - what the 
 
 def _caller(context: Context) -> Caller:
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    proofs = context.auth_context() or {}
-    found = [*proofs.get("x509_subject_alternative_name", ()), *proofs.get("x509_common_name", ())]
-    return Caller(context.peer(), metadata, tuple(name.decode(errors="replace") for name in found))
+    return Caller(context.peer(), metadata, identities(context.auth_context()))

@@ -5,6 +5,7 @@ import sys
 from taskd.core.exits import ExitCode
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import open_log
+from taskd.kit.papers import PapersError
 from taskd.kit.roles import read_config, run_role
 from taskd.links.rpc import AddressInUse
 from taskd.manager.config import ManagerConfig
@@ -18,7 +19,7 @@ async def main() -> int:
     log = open_log(config.log_file, role="manager", job=config.job)
     try:
         await serve(config, log, lifeline)
-    except AddressInUse as error:
+    except (AddressInUse, PapersError) as error:
         lifeline.say(fatal=str(error))
         sys.stderr.write(f"taskd: {error}\n")
         return ExitCode.USAGE

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions, ScheduledFault
 from taskd.core.succession import Roster, Term
+from taskd.kit.papers import JobPapers
 
 # Longer than a launcher needs to replace a proxy that hangs: the node behind it is well.
 NODE_LOST_S = 15.0
@@ -38,6 +39,7 @@ class ManagerConfig:
     host: str = LOCAL_HOST
     port: int = DEFAULT_MANAGER_PORT
     token: str = ""
+    papers: JobPapers = field(default_factory=JobPapers)
     log_file: str = ""
     metrics_port: int = 0
     adopt_options: bool = False

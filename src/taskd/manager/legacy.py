@@ -24,6 +24,7 @@ from taskd.kit import jobs
 from taskd.kit.container import job_name, role_log
 from taskd.kit.dictconfig import DictConfigError, Kinds, get, parse_port, read_dict
 from taskd.kit.machine import is_port_free
+from taskd.kit.papers import PapersError, find_papers
 from taskd.manager.config import ManagerConfig
 from taskd.manager.ttp import open_bridge
 
@@ -93,6 +94,7 @@ class ManagerSettings:
             host=choose_host(env),
             port=choose_port(env),
             token=env.get("TASKD_TOKEN", ""),
+            papers=find_papers(env),
             adopt_options=True,
         )
 
@@ -155,7 +157,7 @@ def start_taskd_manager() -> bool:
         return _serve(_settings.to_config(os.environ))
     except DictConfigError as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence is the whole story
-    except OSError as error:
+    except (OSError, PapersError) as error:
         log.error("%s: %s", START, error)  # noqa: TRY400 - as above
     except Exception:  # A documented function does not raise.
         log.exception("%s: the manager failed", START)

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, assert_never
 
 from taskd.core import liaison as talks
@@ -23,6 +22,7 @@ from taskd.core.messages import WorkerOrder
 from taskd.core.status import JobPhase
 from taskd.core.switching import why_not
 from taskd.kit.logs import Log
+from taskd.kit.papers import JobPapers
 from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused, connect_plane
 
 PORT = 8899
@@ -35,7 +35,7 @@ STANDBY_S, LOOK_S = 60.0, 0.1
 TRIES = 3
 
 
-def find_plane(environ: Mapping[str, str]) -> PlaneAddress | None:
+def find_plane(environ: Mapping[str, str], papers: JobPapers) -> PlaneAddress | None:
     """Read from the environment where the job's control plane is; None where there is none."""
     if environ.get("TASKD_PROCESS_ENABLE") == "off":
         return None
@@ -44,20 +44,8 @@ def find_plane(environ: Mapping[str, str]) -> PlaneAddress | None:
     address = environ.get("TASKD_PLANE") or (f"{host}:{PORT}" if host else "")
     if not address or not job_id:
         return None
-    directory = environ.get("TASKD_PLANE_CERTS", "")
-    if not directory:
-        return PlaneAddress(address, job_id)
-    try:
-        ca, certificate, key = (
-            (Path(directory) / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")
-        )
-    except OSError as error:
-        raise PlaneConfigError(f"TASKD_PLANE_CERTS: {error}") from error
-    return PlaneAddress(address, job_id, ca, certificate, key)
-
-
-class PlaneConfigError(ValueError):
-    """The environment names a plane that cannot be spoken with so."""
+    # Certificates for the plane alone go before those for everything.
+    return PlaneAddress(address, job_id, environ.get("TASKD_PLANE_CERTS", "") or papers.directory)
 
 
 class Hands(Protocol):

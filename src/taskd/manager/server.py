@@ -165,6 +165,7 @@ class Manager:
             self._serve_proxy,
             self._serve_call,
             reserved=self._config.port_reserved,
+            papers=self._config.papers,
         )
         self._lifeline.say(listening=self.port)
         self._log.info("manager_started", port=self.port, incarnation=self.incarnation)

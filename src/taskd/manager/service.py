@@ -10,7 +10,6 @@ from taskd.core.exits import ExitCode
 from taskd.core.jobstate import Ending
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import Log
-from taskd.links.plane import PlaneAddress
 from taskd.manager.config import ManagerConfig
 from taskd.manager.liaison import find_plane
 from taskd.manager.metrics import expose
@@ -21,7 +20,7 @@ SIGTERM_CODE = ExitCode.SIGNAL_BASE + signal.SIGTERM
 
 async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
     """Manage a job to its end."""
-    manager = Manager(config, log, lifeline, _find_plane(log))
+    manager = Manager(config, log, lifeline, find_plane(os.environ, config.papers))
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
 
@@ -55,15 +54,6 @@ async def serve(config: ManagerConfig, log: Log, lifeline: Lifeline) -> Ending:
         for task in (work, *others):
             task.cancel()
         await asyncio.gather(work, *others, return_exceptions=True)
-
-
-def _find_plane(log: Log) -> PlaneAddress | None:
-    """A plane that cannot be spoken with is no reason to let a job wait: it is told, and done without."""
-    try:
-        return find_plane(os.environ)
-    except ValueError as error:
-        log.warning("no_plane", why=str(error))
-        return None
 
 
 async def _serve_metrics(config: ManagerConfig, manager: Manager) -> None:

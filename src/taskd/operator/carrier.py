@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import msgspec
 import structlog
 
-from taskd.core.acjob import names, podgroups, scaling, services, switching
+from taskd.core.acjob import jobsecret, names, podgroups, scaling, services, switching
 from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
@@ -41,7 +41,9 @@ from taskd.kube.errors import ApiError, KubeError
 from taskd.kube.objects import Pod
 from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
-from taskd.operator.extras import MANAGER, Extras
+from taskd.operator.extras import Extras
+from taskd.operator.jobcertificates import JobCertificates
+from taskd.operator.owners import MANAGER
 
 SLOW_START = (1, 4)
 BATCH = 16
@@ -67,12 +69,15 @@ class Carrier:
     cluster: Cluster
     plane: Addresses = field(default_factory=Addresses)
     certificates: str = ""
+    """A Secret that an administrator brings for all jobs."""
+    issued: JobCertificates | None = None
+    """Makes each job a Secret of its own."""
     own_deletes: set[str] = field(default_factory=set)
     """UIDs of pods that were deleted on purpose: their going is no loss."""
     extras: Extras = field(init=False)
 
     def __post_init__(self) -> None:
-        self.extras = Extras(self.cluster)
+        self.extras = Extras(self.cluster, self.issued)
 
     async def carry(self, job: Job, actions: Sequence[Action], *, leader_ip: str) -> tuple[Failure, ...]:
         """Do all of it, side by side where the order does not matter; returns what was refused."""
@@ -379,11 +384,13 @@ class Carrier:
         return None
 
     def _maker(self, job: Job, leader_ip: str) -> PodMaker:
+        others = self.cluster.pods_of(job.uid)
         return PodMaker(
             job,
             self._addresses(job, leader_ip),
             gang=self.cluster.gang,
             certificates=self.certificates,
+            issued=jobsecret.of_next_pod(job, others, issuing=self.issued is not None),
             avoided=read_avoided(self.cluster.jobs.get(job.namespace, job.name)),
         )
 

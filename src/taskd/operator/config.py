@@ -47,12 +47,24 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Serve the control plane too, while leading."""
     plane_listen: str = "0.0.0.0:8899"
     plane_certificates: str = ""
-    """A directory with ca.crt, tls.crt and tls.key; callers show certificates of the same authority."""
+    """A directory with ca.crt, tls.crt and tls.key; callers show certificates of the same authority.
+
+    Without it the controller makes certificates itself, for the plane and for each job.
+    """
+    plane_names: str = ""
+    """More names and addresses, with commas between, under which pods reach the plane."""
+    authority: str = "taskd-authority"
+    """The Secret of the certificate authority, in the namespace of the lease; made where it is missing."""
     plane_insecure: bool = False
     """Serve without certificates: whoever reaches the port speaks for any job."""
     status_delay_s: Seconds = 0.5
     """How long a change that only counts pods may wait, so that many become one write."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def issues(self) -> bool:
+        """Whether this controller makes certificates: where it serves the plane, and nothing else is said."""
+        return self.plane and not (self.plane_insecure or self.plane_certificates or self.certificates)
 
 
 def load(

@@ -18,6 +18,7 @@ import structlog
 
 from taskd.core.acjob import names
 from taskd.core.acjob.environment import Addresses
+from taskd.core.certificates import plane_names
 from taskd.core.lease import LeaseTimes
 from taskd.kube.client import KubeClient
 from taskd.kube.config import load_config
@@ -30,9 +31,11 @@ from taskd.kube.resources import ASCENDJOB, POD_GROUP, SERVICE
 from taskd.kube.store import Change
 from taskd.kube.transport import Limits
 from taskd.kube.workqueue import WorkQueue
+from taskd.operator.authority import AuthorityKeeper
 from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster, owner_keys
 from taskd.operator.config import ControllerConfig
+from taskd.operator.jobcertificates import JobCertificates
 from taskd.operator.metrics import Metrics
 from taskd.operator.ranktables import RankTables
 from taskd.operator.reconciler import Key, Reconciler
@@ -58,8 +61,8 @@ class Events:
         (self.recorder.warning if warning else self.recorder.normal)(about, reason, message)
 
 
-Beside = Callable[[Cluster, EventRecorder], Coroutine[None, None, None]]
-"""What runs beside the operator while it leads, with its caches."""
+Beside = Callable[[Cluster, EventRecorder, AuthorityKeeper | None], Coroutine[None, None, None]]
+"""What runs beside the operator while it leads, with its caches, and its authority where it has one."""
 
 
 @dataclass(slots=True)
@@ -106,8 +109,10 @@ class Controller:
         log.info("leading", note=await cluster.discover(config.gang))
         queue: WorkQueue[Key] = WorkQueue(hooks=self.metrics)
         recorder = EventRecorder(client)
-        carrier = Carrier(cluster, certificates=config.certificates)
-        plane = await self._plane(client, carrier)
+        keeper = self._authority(client)
+        issued = JobCertificates(client, keeper) if keeper is not None else None
+        carrier = Carrier(cluster, certificates=config.certificates, issued=issued)
+        plane = await self._plane(client, carrier, keeper)
         tables = RankTables(client, TableFiles(config.rank_table_dir, client.config.fingerprint()))
         reconciler = Reconciler(
             cluster,
@@ -135,8 +140,12 @@ class Controller:
                 tasks.create_task(
                     tables.clear(lambda uid: cluster.jobs.store.by_uid(uid) is not None, config.namespace)
                 )
+                if keeper is not None and issued is not None:
+                    await keeper.look()
+                    await keeper.bring_operators()
+                    tasks.create_task(keeper.run(lambda: _renew(cluster, issued, queue)))
                 if self.beside is not None:
-                    tasks.create_task(self.beside(cluster, recorder))
+                    tasks.create_task(self.beside(cluster, recorder, keeper))
                 await queue.run(config.workers, lambda key: _look(queue, reconciler, key))
         finally:
             self.metrics.leading.set(0)
@@ -144,8 +153,16 @@ class Controller:
             with contextlib.suppress(Exception):
                 await recorder.flush(1.0)
 
-    async def _plane(self, client: KubeClient, carrier: Carrier) -> list[Informer[Service]]:
+    def _authority(self, client: KubeClient) -> AuthorityKeeper | None:
+        config = self.config
+        return AuthorityKeeper(client, config.lease_namespace, config.authority) if config.issues else None
+
+    async def _plane(
+        self, client: KubeClient, carrier: Carrier, keeper: AuthorityKeeper | None
+    ) -> list[Informer[Service]]:
         """Tell the carrier where pods find the control plane, now and whenever its Service is made anew.
+
+        And the authority, which makes a certificate for these names.
 
         Its name in DNS stands for it where it has no address, or where we may not look for one.
         """
@@ -155,8 +172,11 @@ class Controller:
         def changed(change: Change, _old: Service | None, service: Service | None) -> None:
             there = service if change is not Change.DELETED else None
             carrier.plane = replace(nowhere, plane_ip=there.spec.cluster_ip) if there else nowhere
+            if keeper is not None:
+                more = tuple(filter(None, (part.strip() for part in self.config.plane_names.split(","))))
+                keeper.call_plane(plane_names(self.config.plane_service, carrier.plane.plane_ip, more))
 
-        carrier.plane = nowhere
+        changed(Change.DELETED, None, None)
         try:
             found = await client.get(SERVICE, namespace, name)
             changed(Change.ADDED, None, found)
@@ -224,6 +244,14 @@ async def _look(queue: WorkQueue[Key], reconciler: Reconciler, key: Key) -> None
         # A defect that one job brings out must not stop the others.
         log.exception("look_broke", job="/".join(key))
     queue.retry(key)
+
+
+def _renew(cluster: Cluster, issued: JobCertificates, queue: WorkQueue[Key]) -> None:
+    """Have the jobs looked at whose certificates are to be renewed."""
+    for uid in issued.due():
+        raw = cluster.jobs.store.by_uid(uid)
+        if raw is not None and not (raw.get("status") or {}).get("completionTime"):
+            queue.add(_key(raw))
 
 
 def _subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) -> None:

@@ -1,6 +1,7 @@
-"""The objects that only help: the headless Service of a namespace, and a job's ConfigMaps.
+"""The objects that only help: the headless Service of a namespace, and a job's ConfigMaps; and certificates.
 
-A job is not held up where they are refused; that is told. What only failed for now is tried again, since a
+A job is not held up where the first two are refused; that is told. Without its certificates it is held up:
+to run in the clear has to be asked for, not to happen. What only failed for now is tried again, since a
 pod may wait for such an object. The Service is in a cache, so its going is noticed; ConfigMaps are not (their
 number is nobody's guess, and most are other people's), so they are looked at again whenever pods are made.
 """
@@ -22,9 +23,9 @@ from taskd.kube.errors import HTTP_SERVER_ERROR, HTTP_TOO_MANY, ApiError, ApiUnr
 from taskd.kube.objects import Service
 from taskd.kube.resources import CONFIG_MAP, SERVICE
 from taskd.operator.cluster import Cluster
-from taskd.operator.owners import is_predecessors
+from taskd.operator.jobcertificates import JobCertificates
+from taskd.operator.owners import MANAGER, is_predecessors
 
-MANAGER = "taskd-operator"
 FRESH_S = 5.0
 """Whatever was looked at so shortly before pods are made is not looked at again."""
 log = structlog.get_logger()
@@ -39,6 +40,7 @@ class Extras:
     """Which jobs have all that helps them, and how they come by it."""
 
     cluster: Cluster
+    certificates: JobCertificates | None = None
     clock: Callable[[], float] = time.monotonic
     _looked: dict[str, float] = field(default_factory=dict)
     """When the objects of a job were last known to be there, by its UID."""
@@ -48,6 +50,8 @@ class Extras:
 
     def known(self, uid: str, namespace: str) -> bool:
         """Whether they are there, as far as can be told without asking."""
+        if self.certificates is not None and self.certificates.is_due(uid):
+            return False
         return uid in self._looked and (
             namespace in self._without or self.cluster.services.get(namespace, names.PODS_SERVICE) is not None
         )
@@ -56,6 +60,8 @@ class Extras:
         """Keep what is known of these jobs only."""
         for uid in self._looked.keys() - alive:
             del self._looked[uid]
+        if self.certificates is not None:
+            self.certificates.forget(alive)
 
     async def freshen(self, job: Job) -> Failure | None:
         """Look again, unless that was done just now."""
@@ -65,7 +71,15 @@ class Extras:
         return await self.sync(job)
 
     async def sync(self, job: Job) -> Failure | None:
-        """Make what is missing; returns what has to be tried again."""
+        """Make what is missing; returns what has to be tried again, or what pods cannot be made without."""
+        failure = await self._help(job)
+        if failure is None and self.certificates is not None:
+            failure = await self.certificates.sync(job)
+        if failure is None:
+            self._looked[job.uid] = self.clock()
+        return failure
+
+    async def _help(self, job: Job) -> Failure | None:
         try:
             await self._host_names(job)
             for manifest in volumes.config_maps(job):
@@ -80,7 +94,6 @@ class Extras:
                 self._without.add(job.namespace)
         except ApiUnreachable as error:
             return Failure(names.SYNC_SERVICE_FAILED, str(error))
-        self._looked[job.uid] = self.clock()
         return None
 
     async def _host_names(self, job: Job) -> None:

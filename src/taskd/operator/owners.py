@@ -6,6 +6,9 @@ from taskd.core.acjob import names
 from taskd.core.acjob.job import Job
 from taskd.kube.objects import ObjectMeta
 
+MANAGER = "taskd-operator"
+"""Who we are to the API server where it notes which fields are whose."""
+
 
 def is_predecessors(metadata: ObjectMeta, job: Job) -> bool:
     """Whether it belongs to a job of the same name that is gone, and will go with it.

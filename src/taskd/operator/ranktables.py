@@ -22,8 +22,7 @@ from taskd.core.acjob.seen import PodSeen
 from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError
 from taskd.kube.resources import CONFIG_MAP
-from taskd.operator.extras import MANAGER
-from taskd.operator.owners import is_predecessors
+from taskd.operator.owners import MANAGER, is_predecessors
 from taskd.operator.tablefiles import TableFiles
 
 ABSENCE_S = 30.0

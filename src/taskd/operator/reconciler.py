@@ -27,8 +27,8 @@ from taskd.kube.resources import ASCENDJOB
 from taskd.kube.store import Change
 from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster
-from taskd.operator.extras import MANAGER
 from taskd.operator.forms import Form, Forms
+from taskd.operator.owners import MANAGER
 from taskd.operator.ranktables import RankTables
 from taskd.operator.views import see_group, slot_of, version_of
 
@@ -36,7 +36,12 @@ Key = tuple[str, str]
 ROUNDS = 32
 CROWD = 8
 CROWDED_DELAYS = 10
-_CONDITIONS = (names.SYNC_POD_GROUP_FAILED, names.SYNC_SERVICE_FAILED, names.POD_CREATE_FAILED)
+_CONDITIONS = (
+    names.SYNC_POD_GROUP_FAILED,
+    names.SYNC_SERVICE_FAILED,
+    names.SYNC_CERTIFICATES_FAILED,
+    names.POD_CREATE_FAILED,
+)
 log = structlog.get_logger()
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import grpc
 import structlog
 
+from taskd.kit.papers import PapersError, read_papers
 from taskd.kube.client import KubeClient
 from taskd.kube.events import EventRecorder
 from taskd.kube.informer import Informer
 from taskd.kube.objects import Json, Node, Pod
+from taskd.links.tls import Current, from_directory, server_credentials
 from taskd.plane.directory import Directory
 from taskd.plane.faultcentre import FaultCentre
 from taskd.plane.hands import ClusterHands
@@ -42,15 +42,23 @@ class PlaneSettings:
     certificates: str = ""
     insecure: bool = False
     names: PlaneNames = field(default_factory=PlaneNames)
+    issued: bool = False
+    """Whether the certificates are the controller's own, which come when the plane is started."""
 
     def checked(self) -> PlaneSettings:
         """The same, once it is sure that a plane can be served so; else PlaneSettingsError."""
-        if not self.certificates and not self.insecure:
+        if self.certificates and self.insecure:
+            raise PlaneSettingsError("name certificates for the plane, or say --plane-insecure; not both")
+        if not (self.certificates or self.insecure or self.issued):
             raise PlaneSettingsError(
-                "the plane needs certificates (--plane-certificates); to serve it without, where a stock "
-                "set-up expects that, say so with --plane-insecure"
+                "jobs are given the Secret that --certificates names, so the plane needs certificates of the "
+                "same authority (--plane-certificates); or leave both out, and the controller makes them"
             )
-        _credentials(self.certificates)
+        if self.certificates:
+            try:
+                read_papers(self.certificates)
+            except PapersError as error:
+                raise PlaneSettingsError(f"the plane's certificates: {error}") from error
         return self
 
 
@@ -70,11 +78,17 @@ class Host:
         nodes: Informer[Node],
         recorder: EventRecorder,
         groups: bool,
+        papers: Current | None = None,
     ) -> None:
-        """Serve with the caches of the operator, which are filled and run by it."""
-        config = PlaneConfig(
-            self.settings.address, _credentials(self.settings.certificates), insecure=self.settings.insecure
-        )
+        """Serve with the caches of the operator, which are filled and run by it.
+
+        `papers` gives the certificates where the settings name none; whatever is renewed is used from the
+        next connection on.
+        """
+        if self.settings.certificates:
+            papers = from_directory(self.settings.certificates)
+        credentials = server_credentials(papers) if papers is not None else None
+        config = PlaneConfig(self.settings.address, credentials, insecure=self.settings.insecure)
         sources = Sources.make(client, self.settings.names, jobs=jobs, pods=pods, nodes=nodes)
         centre = FaultCentre(client, self.settings.names, sources=sources)
         directory = Directory(sources)
@@ -98,16 +112,3 @@ class Host:
                 self.port = 0
                 isolation.close()
                 directory.close()
-
-
-def _credentials(directory: str) -> grpc.ServerCredentials | None:
-    """Read the server's certificate and the authority that its callers must be known to."""
-    if not directory:
-        return None
-    try:
-        ca, certificate, key = (
-            (Path(directory) / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")
-        )
-    except OSError as error:
-        raise PlaneSettingsError(f"the plane's certificates: {error}") from error
-    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)

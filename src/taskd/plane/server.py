@@ -1,7 +1,8 @@
 """The plane as a server: all services on one port, until it is told to stop.
 
 Without certificates it refuses to start, unless insecurity is asked for by name: whoever reaches the port can
-speak for any job then. A caller with a certificate speaks for the jobs that the certificate names.
+speak for any job then. A caller with a certificate speaks for the job that the certificate names, and for no
+other; what concerns all jobs (faults from outside, watching all of them) takes the operator's certificate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
+from taskd.core.certificates import OPERATOR
 from taskd.core.plane.state import Limits
 from taskd.links.services import Admit, Caller, CallRefused, handler, listen
 from taskd.plane.faultwatch import FaultWatch
@@ -28,8 +30,6 @@ from taskd.wire.recover import RECOVER
 from taskd.wire.telling import PUB_FAULT, TRACE
 
 STOP_GRACE_S = 1.0
-OPERATOR = "taskd-operator"
-"""A certificate with this name may speak for every job."""
 
 log = structlog.get_logger("taskd.plane")
 
@@ -132,17 +132,32 @@ async def serve_plane(
 
 def _admit(rates: Rates, directory: JobDirectory, *, secure: bool) -> Admit:
     def admit(method: str, request: object, caller: Caller) -> None:
+        if method == "HealthCheck":
+            return
         job_id = getattr(request, "jobId", "") or getattr(request, "jobID", "")
         who = job_id if job_id and directory.find(job_id) else caller.host
-        if method != "HealthCheck" and not rates.take(who):
+        if not rates.take(who):
             raise CallRefused(
                 "rate limited, there is too many requests, please retry later",
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
             )
-        if secure and job_id and not {job_id, OPERATOR} & set(caller.identities):
-            raise CallRefused(
-                f"the certificate of {caller.peer} does not speak for job {job_id}",
-                grpc.StatusCode.PERMISSION_DENIED,
-            )
+        if secure and OPERATOR not in caller.identities:
+            _check_certificate(job_id or _named(request, directory), caller)
 
     return admit
+
+
+def _check_certificate(job_id: str, caller: Caller) -> None:
+    """Let a job's certificate speak for that job; what concerns all jobs, or none, is no job's business."""
+    if not job_id or job_id not in caller.identities:
+        whom = f"job {job_id}" if job_id else "all jobs"
+        raise CallRefused(
+            f"the certificate of {caller.peer} does not speak for {whom}", grpc.StatusCode.PERMISSION_DENIED
+        )
+
+
+def _named(request: object, directory: JobDirectory) -> str:
+    """The job that a request names as `namespace/job`; empty where it names none that there is."""
+    namespace, _, name = getattr(request, "jobNsName", "").partition("/")
+    found = directory.named(namespace, name) if name else None
+    return found.job_id if found is not None else ""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from taskd.core.succession import Candidate, Term
+from taskd.kit.papers import JobPapers
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class ProxyConfig:
     manager: str
     socket: str
     token: str = ""
+    papers: JobPapers = field(default_factory=JobPapers)
     log_file: str = ""
     term: Term = field(default_factory=Term)
     standby: Candidate | None = None

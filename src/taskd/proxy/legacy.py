@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST
 from taskd.kit.container import DEFAULT_LISTEN_PORT, job_name, role_log, socket_path
@@ -26,6 +27,7 @@ from taskd.kit.dictconfig import (
     parse_rank,
     read_dict,
 )
+from taskd.kit.papers import PapersError, find_papers
 from taskd.kit.sidecar import sidecar
 from taskd.proxy.config import ProxyConfig
 
@@ -54,6 +56,7 @@ def parse_proxy_config(raw: object, env: Mapping[str, str]) -> ProxyConfig:
         manager=join_address(host, port),
         socket=socket_path(str(listen)),
         token=env.get("TASKD_TOKEN", ""),
+        papers=find_papers(env),
     )
 
 
@@ -75,10 +78,11 @@ def init_taskd_proxy(config: dict[str, object]) -> bool:
                 "manager": wanted.manager,
                 "socket": wanted.socket,
                 "token": wanted.token,
+                "papers": asdict(wanted.papers),
                 "log_file": record,
             }
         )
-    except (DictConfigError, OSError) as error:
+    except (DictConfigError, OSError, PapersError) as error:
         problem = str(error)
     if problem:
         log.error("%s", problem if problem.startswith(INIT) else f"{INIT}: {problem}")

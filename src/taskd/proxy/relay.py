@@ -131,9 +131,9 @@ class Proxy:
 
     async def _visit(self) -> bool:
         """Speak to the manager for as long as it is there; tells whether it was."""
-        address = self._manager
+        address, config = self._manager, self._config
         try:
-            async with connect_rpc(address, self._config.token, timeout_s=2.0) as stream:
+            async with connect_rpc(address, config.token, 2.0, config.papers) as stream:
                 await self._speak(stream)
                 return True
         except ConnectionError as error:

@@ -109,6 +109,14 @@ DIFFERENCES = (
         path=r"Pods/[^/]+/spec/(volumes|containers\[ascend\]/volumeMounts)\[taskd-.*",
     ),
     Difference(
+        "certificates",
+        "no certificates: whoever reaches a port speaks for any job",
+        "where our plane makes them: the Secret `taskd-certificates-<job>`, mounted, `TASKD_CERTIFICATES`, "
+        "and the annotation `taskd.io/certificates` on each pod",
+        "a job's parts and the plane must know each other, and no job speaks for another",
+        test="test_a_pod_sees_the_certificates_of_its_job",
+    ),
+    Difference(
         "env-order",
         "ours after the user's, recovery variables in random order",
         "ours before the user's, in a fixed order",

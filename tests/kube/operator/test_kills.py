@@ -3,8 +3,8 @@
 For each history of a job the undisturbed end is recorded; then the history is told again and again, and each
 time the controller is killed (SIGKILL) at another of its writes: once before the write reaches the API
 server, once after it was done but before the controller learns so. What is left at the end (status, pods with
-their generations and ranks, Services, ConfigMaps, PodGroups) must be what the undisturbed history left, times
-and addresses aside.
+their generations and ranks, Services, ConfigMaps, Secrets, PodGroups) must be what the undisturbed history
+left, times and addresses aside.
 
 `make test` strikes at one write of each history, `make kills` at all of them.
 
@@ -38,10 +38,10 @@ DOOMED = {"fate": "lost"}
 class Immortal:
     """A controller behind a proxy; whenever it is killed another one is started."""
 
-    def __init__(self, kube: Cluster, namespace: str, home: Path) -> None:
+    def __init__(self, kube: Cluster, namespace: str, home: Path, *flags: str) -> None:
         self.proxy = Proxy(kube, home)
         self.controller = Controller(
-            self.proxy.kubeconfig, namespace, home / "controller.log", "--no-leader-elect"
+            self.proxy.kubeconfig, namespace, home / "controller.log", "--no-leader-elect", *flags
         )
         self.kills = 0
         self._ending = False
@@ -80,9 +80,9 @@ class Immortal:
 
 
 @pytest.fixture
-def immortal(site: Site, tmp_path: Path) -> Iterator[Immortal]:
+def immortal(site: Site, tmp_path: Path, name: str) -> Iterator[Immortal]:
     """A controller that comes back."""
-    with Immortal(site.kube, site.namespace, tmp_path) as found:
+    with Immortal(site.kube, site.namespace, tmp_path, *HISTORIES[name].flags) as found:
         yield found
 
 
@@ -205,13 +205,18 @@ class History:
     job: dict[str, Any] = field(default_factory=dict)
     from_start: bool = False
     before: Callable[[Stage], None] = lambda _stage: None
+    flags: tuple[str, ...] = ()
 
 
 RECOVERS = {"annotations": {"recover-strategy": "recover"}}
 """A job that has a ConfigMap of its own."""
+CERTIFIES = ("--plane", "--plane-listen", "127.0.0.1:0")
+"""A controller that makes each job a Secret, too."""
 
 HISTORIES = {
     "start": History(Stage.settled, RECOVERS, from_start=True),
+    "certified-start": History(Stage.settled, from_start=True, flags=CERTIFIES),
+    "certified-pod-lost": History(lose_a_pod, flags=CERTIFIES),
     "pod-lost": History(lose_a_pod, RECOVERS),
     "retry-job": History(fail_a_pod, {"labels": {"fault-retry-times": "2"}}),
     "retry-pod": History(fail_a_pod, {"labels": {"fault-retry-times": "2", "pod-rescheduling": "on"}}),
@@ -267,19 +272,28 @@ def _owned(site: Site, job: str, raw: Json | None) -> Json:
             marks["hccl/rankIndex"],
             pod["status"]["phase"],
             sorted(key for key in marks if key.startswith(("need", "backup", "podType", "inHot"))),
+            marks.get("taskd.io/certificates"),
         )
     groups = site.kube.api.items(GROUPS.format(site.namespace))
     maps = site.kube.api.items(f"/api/v1/namespaces/{site.namespace}/configmaps")
+    secrets = site.kube.api.items(f"/api/v1/namespaces/{site.namespace}/secrets")
     return {
         "pods": pods,
         "services": sorted(name for name in site.services() if name.startswith(job)),
         "groups": [
             group["spec"]["minMember"] for group in groups if group["metadata"]["name"].startswith(job)
         ],
+        "secrets": {
+            entry["metadata"]["name"]: (sorted(entry["data"]), len(entry["metadata"]["ownerReferences"]))
+            for entry in secrets
+            if entry["metadata"]["name"].endswith(f"-{job}")
+        },
         "maps": {
             entry["metadata"]["name"]: (entry.get("data"), len(entry["metadata"].get("ownerReferences", ())))
             for entry in maps
+            # What the plane says of a job has its UID and times in it.
             if entry["metadata"]["name"].endswith(f"-{job}")
+            and not entry["metadata"]["name"].startswith("job-summary-")
         },
     }
 

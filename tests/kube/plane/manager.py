@@ -17,7 +17,7 @@ KEEP_ALIVE = "keep-alive"
 
 def find_port(log: Path) -> int:
     """Return the port that the newest plane of a controller serves."""
-    found = re.findall(r'"port": (\d+), "secure": false, "event": "serving"', log.read_text())
+    found = re.findall(r'"port": (\d+), "secure": (?:true|false), "event": "serving"', log.read_text())
     return int(found[-1]) if found else 0
 
 

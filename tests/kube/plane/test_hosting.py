@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from taskd.links.plane import PlaneAddress, PlaneError, connect_plane
 from taskd.testing.kube import Nodes
 from tests.core.faults.scenes import device_info
 from tests.kube.operator.conftest import _end
 from tests.kube.operator.site import Controller, Site, until
 from tests.kube.operator.small import small, uid
-from tests.kube.plane.manager import PlayedManager, managing
+from tests.kube.plane.manager import PlayedManager, find_port, managing
 
 STRATEGIES = {"recover-strategy": "recover,dump,exit"}
 FORCED = {"fault-scheduling": "force"}
@@ -130,8 +131,23 @@ async def test_a_plane_that_is_killed_goes_on_where_it_was(site: Site, planned: 
     assert 1 == site.status("job")["restarts"]
 
 
-def test_a_plane_without_certificates_does_not_start_by_accident(site: Site, tmp_path: Path) -> None:
-    """Whoever wants one has to say so."""
-    refused = Controller(site.kube.kubeconfig, site.namespace, tmp_path / "log", "--plane")
-    with pytest.raises(AssertionError, match="--plane-insecure"):
+async def test_a_plane_is_not_served_in_the_clear_by_accident(
+    site: Site, nodes: Nodes, tmp_path: Path
+) -> None:
+    """Whoever wants that has to say so: without a word about certificates there are some."""
+    nodes.add(1)
+    flags = [flag for flag in PLANE if flag != "--plane-insecure"]
+    process = Controller(site.kube.kubeconfig, site.namespace, tmp_path / "log", *flags).start()
+    try:
+        port = until(lambda: find_port(tmp_path / "log"))
+        with pytest.raises(PlaneError):
+            async with connect_plane(PlaneAddress(f"127.0.0.1:{port}", "any"), 2.0):
+                pass
+    finally:
+        _end(process)
+    # With a Secret for jobs that somebody brings, the plane's own would be of another authority.
+    refused = Controller(
+        site.kube.kubeconfig, site.namespace, tmp_path / "log", "--plane", "--certificates", "mine"
+    )
+    with pytest.raises(AssertionError, match="--plane-certificates"):
         refused.start()

@@ -27,6 +27,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 /user/mindx-dl/ranktable
 {{- end }}
 
+{{/* Whether the controller makes certificates. */}}
+{{- define "taskd.issues" -}}
+{{- if and .Values.plane.enabled (not .Values.plane.insecure) (not .Values.plane.certificates) }}
+{{- if .Values.certificates }}
+{{- fail "plane: jobs are given the Secret that `certificates` names, so name one of the same authority in plane.certificates" }}
+{{- end }}yes{{ end }}
+{{- end }}
+
 {{- define "taskd.rankTable" -}}
 {{- if and .Values.rankTable.hostPath .Values.rankTable.existingClaim }}
 {{- fail "rankTable: name hostPath or existingClaim, not both" }}

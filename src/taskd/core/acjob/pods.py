@@ -8,6 +8,7 @@ nobody may change a manifest that came from here; it is made to be sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from taskd.core.acjob import hostnames, names, recoveryenv
@@ -17,6 +18,7 @@ from taskd.core.acjob.environment import Addresses, ByRank, Variables, has_ascen
 from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping
 from taskd.core.acjob.services import owner_reference, type_labels
 from taskd.core.acjob.volumes import CONFIG_MAP, FILE, Mount, asked_sinks, mounts, with_mounts
+from taskd.core.certificates import VARIABLE
 
 _EXIT_CODE: Final = "ExitCode"
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -32,15 +34,24 @@ class PodMaker:
         *,
         gang: bool,
         certificates: str = "",
+        issued: str = "",
         avoided: tuple[Avoided, ...] = (),
     ) -> None:
         self.job = job
         self.world = world(job)
-        added = mounts(job, certificates=certificates)
+        added = mounts(job, certificates=certificates, issued=issued)
         scheduler = scheduler_name(job) if gang else ""
         self._moulds = {
             replicas.kind: _Mould(
-                job, self.world, replicas, addresses, added, scheduler, gang=gang, avoided=avoided
+                job,
+                self.world,
+                replicas,
+                addresses,
+                added,
+                scheduler,
+                gang=gang,
+                issued=issued,
+                avoided=avoided,
             )
             for replicas in job.replicas
         }
@@ -69,6 +80,7 @@ class _Mould:
         scheduler: str,
         *,
         gang: bool,
+        issued: str,
         avoided: tuple[Avoided, ...],
     ) -> None:
         metadata = mapping(replicas.template.get("metadata"))
@@ -77,6 +89,8 @@ class _Mould:
             self._labels[names.JOB_ROLE] = "master"
         self._annotations = dict(mapping(metadata.get("annotations")))
         self._annotations[names.SHAPE] = shape(job)
+        if issued:
+            self._annotations[names.CERTIFIED] = issued
         if gang:
             self._annotations[names.POD_GROUP_OF] = job.pod_group
             self._annotations[names.TASK_SPEC] = replicas.label
@@ -92,6 +106,9 @@ class _Mould:
             self._spec["schedulerName"] = scheduler
         self._containers = list(spec.get("containers") or ())
         own = variables(job, sizes, replicas.kind, addresses, gang=gang)
+        if issued:
+            told = literal(VARIABLE, names.CERTIFICATES_PATH)
+            own = replace(own, entries=(*own.entries, told))
         self._filled = [
             (index, container, *_fill(own, container.get("env") or ()))
             for index, container in enumerate(self._containers)

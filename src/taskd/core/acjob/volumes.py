@@ -43,8 +43,12 @@ def left_alone(job: Job) -> bool:
     return job.annotations.get(names.LEAVE_TEMPLATE, "").strip().lower() == "true"
 
 
-def mounts(job: Job, *, certificates: str = "") -> tuple[Mount, ...]:
-    """All volumes of ours. `certificates` names the Secret with the keys for TLS, where there is one."""
+def mounts(job: Job, *, certificates: str = "", issued: str = "") -> tuple[Mount, ...]:
+    """All volumes of ours.
+
+    `certificates` names a Secret with keys for TLS that an administrator brings, where there is one, and
+    `issued` the one that was made for this job. That one is not optional: a pod must not start without it.
+    """
     if left_alone(job):
         return ()
     found = [
@@ -54,11 +58,30 @@ def mounts(job: Job, *, certificates: str = "") -> tuple[Mount, ...]:
     if CONFIG_MAP in asked_sinks(job):
         source = _config_map_source(names.RINGS_CONFIG + job.name)
         found.append(Mount("taskd-rank-table", names.RINGS_PATH, source))
-    if certificates:
+    if issued:
+        found.append(issued_mount(job, issued))
+    elif certificates:
         # A key that others may read is refused by most software.
         secret = {"secret": {"secretName": certificates, "optional": True, "defaultMode": 0o400}}
         found.append(Mount("taskd-certificates", names.CERTIFICATES_PATH, secret))
     return tuple(found)
+
+
+def issued_mount(job: Job, secret: str) -> Mount:
+    """The volume with a job's own certificates."""
+    source = {"secret": {"secretName": secret, "defaultMode": _key_mode(job)}}
+    return Mount("taskd-certificates", names.CERTIFICATES_PATH, source)
+
+
+def has_room(job: Job, path: str) -> bool:
+    """Whether no container of ours in any template has something mounted at (or around) that path."""
+    return not any(
+        _overlap(path, str(mount.get("mountPath", "")))
+        for replicas in job.replicas
+        for container in mapping(replicas.template.get("spec")).get("containers") or ()
+        if container.get("name") == names.CONTAINER
+        for mount in container.get("volumeMounts") or ()
+    )
 
 
 def with_mounts(spec: Json, added: tuple[Mount, ...]) -> Json:
@@ -156,6 +179,22 @@ def _config_map(job: Job, prefix: str, labels: dict[str, str], data: dict[str, s
 
 def _config_map_source(name: str) -> Json:
     return {"configMap": {"name": name, "optional": True}}
+
+
+def _key_mode(job: Job) -> int:
+    """For the owner alone, who is root; or for all in the pod, where its processes are somebody else.
+
+    A group of the pod's own (fsGroup) is let in by the kubelet.
+    """
+    for replicas in job.replicas:
+        spec = mapping(replicas.template.get("spec"))
+        pod = mapping(spec.get("securityContext"))
+        for container in spec.get("containers") or ():
+            own = {**pod, **mapping(container.get("securityContext"))}
+            other = own.get("runAsUser") or (own.get("runAsNonRoot") and own.get("runAsUser") is None)
+            if container.get("name") == names.CONTAINER and other and pod.get("fsGroup") is None:
+                return 0o444
+    return 0o400
 
 
 def _missing(container: Json, added: tuple[Mount, ...]) -> list[Mount]:

@@ -11,6 +11,7 @@ from taskd.core.plane.state import (
     Phase,
     PodSeen,
     PodsSeen,
+    RecordIncident,
     SaveState,
     SendSignal,
     StatusReported,
@@ -158,6 +159,25 @@ def test_a_device_fault_is_answered_once() -> None:
     assert play.at(Phase.INIT)
     play.devices()
     play.devices(uce)
+    assert play.at(Phase.STOPPING)
+
+
+def test_what_a_job_did_by_itself_ends_the_episode() -> None:
+    """A plane that was away asks for nothing that is done; a device that is still broken stays to be left."""
+    play = Play.of("recover")
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StatusReported(0, "recover-in-place", alone="rank 9 was replaced"))
+    assert play.at(Phase.INIT)
+    first, _ = [each for each in play.last if isinstance(each, RecordIncident)]
+    assert (0, "rank 9 was replaced") == (play.answer.code, first.what)
+
+    play.feed(StatusReported(0, "recover", alone="again, and nothing was under way"))
+    (told,) = [each for each in play.last if isinstance(each, RecordIncident)]
+    assert (0, "recovered") == (play.answer.code, told.outcome)
+
+    play.devices(broken(9, "SeparateNPU"))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StatusReported(0, "recover", alone="rank 9 was replaced"))
     assert play.at(Phase.STOPPING)
 
 

@@ -210,11 +210,15 @@ class StrategiesReported:
 
 @dataclass(frozen=True, slots=True)
 class StatusReported:
-    """ReportRecoverStatus: how the strategy went."""
+    """ReportRecoverStatus: how the strategy went.
+
+    `alone` says what the job did by itself while no plane was there to ask; empty where it was told.
+    """
 
     code: int
     strategy: str
     uuid: str = ""
+    alone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

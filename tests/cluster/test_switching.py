@@ -29,6 +29,7 @@ def switching_job(cluster: RealNodes, planned: Planned, out: Path) -> PodJob:
         plane=planned.plane,
         devices=True,
         labels=HOT_SWITCH,
+        scheduling="",
         spares=1,
     )
 

@@ -82,6 +82,9 @@ def read_policy(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Po
     if switches and Strategy.RECOVER not in asked:
         # A hot switch turns process recovery on: another fault on the way has to be answered too.
         asked = (*asked, Strategy.RECOVER)
+    if switches and not labels.get(_FAULT_SCHEDULING, "").strip():
+        # That label alone is all that the guide asks for, and a switch that may replace no pod is none.
+        scheduling = Scheduling.GRACE
     order = list(Strategy)
     return Policy(
         strategies=tuple(sorted({*asked, Strategy.EXIT}, key=order.index)),

@@ -41,7 +41,9 @@ class JobForm:
     start: str = SHORT_WAY
     writable: Sequence[Path] = ()
     name: str = "j"
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    backoff: int = 3
+    scheduling: str = "force"
+    """Its label `fault-scheduling`, where it has a control plane; none if empty."""
 
 
 class PodJob:
@@ -61,7 +63,9 @@ class PodJob:
     def manifest(self) -> Object:
         """Return the job as it is applied."""
         form = self.form
-        labels = {"framework": "pytorch", **({"fault-scheduling": "force"} if form.plane else {})}
+        labels = {"framework": "pytorch"}
+        if form.plane and form.scheduling:
+            labels["fault-scheduling"] = form.scheduling
         notes = {} if form.devices else {"taskd.io/processes-per-pod": str(form.per_pod)}
         if form.strategy:
             notes["recover-strategy"] = form.strategy
@@ -75,7 +79,7 @@ class PodJob:
                 "labels": {**labels, **form.labels},
                 "annotations": {**notes, **form.annotations},
             },
-            "spec": {"runPolicy": {"backoffLimit": 3}, "replicaSpecs": roles},
+            "spec": {"runPolicy": {"backoffLimit": form.backoff}, "replicaSpecs": roles},
         }
 
     def submit(self) -> None:
@@ -97,9 +101,7 @@ class PodJob:
             amount = {RESOURCE: str(form.per_pod)}
             requests = {**container["resources"]["requests"], **amount}
             container["resources"] = {"limits": amount, "requests": requests}
-        spec: dict[str, Any] = {"containers": [container], "volumes": parts.volumes}
-        if form.node_selector:
-            spec["nodeSelector"] = dict(form.node_selector)
+        spec = {"containers": [container], "volumes": parts.volumes}
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": spec}}
 
     # ------------------------------------------------------------------------------------------ looking

@@ -115,6 +115,33 @@ def test_memory_errors_that_the_environment_asks_for(
     assert_same(undisturbed.run, job.out)
 
 
+def test_a_device_that_comes_back(
+    cluster: RealNodes, planned: Planned, devices: DevicePlugins, tmp_path: Path, undisturbed: UndisturbedRun
+) -> None:
+    """Recover-in-place: the plane waits for it, then its rank alone gets a new process in the same pod."""
+    job = PodJob(
+        cluster, planned.site, tmp_path / "out", plane=planned.plane, devices=True, spares=1, pause_s=0.1
+    )
+    job.submit("recover-in-place")
+    job.wait_step(5)
+    before = Before(job)
+    node, chip = chip_of(job, devices, WORKER, 1)
+    devices.report(node, ChipFault(chip, BROKEN, "RestartBusiness"))
+    with pytest.raises(TimeoutError):
+        cluster.wait(lambda: any(job.timeline()), timeout_s=4, every_s=0.5)
+    devices.report(node)
+    job.wait_step(job.step() + 5)
+    incidents = job.timeline()
+    assert [VICTIM] == before.new_processes()
+    assert [] == before.new_pods()
+    job.finish()
+
+    assert ["recover-in-place"] == [each["strategy"] for each in incidents]
+    assert "the control plane decided: recover-in-place" in incidents[0]["reason"]
+    assert_nothing_restarted(job)
+    assert_same(undisturbed.run, job.out, (VICTIM,))
+
+
 def test_a_broken_device_moves_its_pod(
     cluster: RealNodes, planned: Planned, devices: DevicePlugins, tmp_path: Path, undisturbed: UndisturbedRun
 ) -> None:

@@ -27,9 +27,9 @@ from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, connect_plane
 
 PORT = 8899
 CONNECT_S = 3.0
-# How long a decision may take. Ours answers in milliseconds; a ClusterD waits for 11 s as a rule, and a rank
-# whose step failed waits for 30 s at most.
-OURS_S, STOCK_S = 2.0, 25.0
+# How long a decision may take. Ours answers in milliseconds, and once it has said stop it may wait 15 s for a
+# device that comes back; a ClusterD waits for 11 s as a rule. A rank whose step failed waits 30 s at most.
+OURS_S, THINKING_S, STOCK_S = 2.0, 20.0, 25.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STANDBY_S, LOOK_S = 60.0, 0.1
 TRIES = 3
@@ -212,6 +212,16 @@ class Liaison:
                     self._log.info("plane_refused", why=deed.why)
                 case _:
                     assert_never(deed)
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        """Give our own plane its time while it is at work; its death ends the waiting at once."""
+        if self._link is None or not self._link.ours or self._hands.job.plane_limit_s <= 0:
+            return
+        thinks = self._talk.stage is talks.Stage.ASKED and self._talk.uuid
+        limit_s = THINKING_S if thinks else OURS_S
+        if limit_s != self._hands.job.plane_limit_s:
+            self._hands.apply(PlaneChanged(time.monotonic(), time.time(), limit_s))
 
     def _advice(self, deed: talks.Advise) -> Advised:
         stock = self._link is None or not self._link.ours

@@ -1,6 +1,7 @@
 """A pod on a slow device is replaced while it trains: reported by a device plugin, done by the plane."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,40 @@ def test_a_slow_device_is_left_while_the_job_trains(
     assert 0 == job.status().get("restarts", 0)
     assert_same(long_undisturbed.run, job.out)
     assert any("switched" in message for message in job.events("ProcessRecovery")), job.events()
+
+
+@pytest.mark.parametrize("moment", ["standby-made", "moving", "moved"])
+def test_a_plane_that_dies_in_the_middle_of_a_hot_switch(
+    cluster: RealNodes,
+    planned: Planned,
+    devices: DevicePlugins,
+    tmp_path: Path,
+    long_undisturbed: UndisturbedRun,
+    moment: str,
+) -> None:
+    """Kill -9 of the controller and a new one: the ranks move once, and the old pod goes."""
+    job = switching_job(cluster, planned, tmp_path / "out")
+    job.submit()
+    job.wait_step(5)
+    before = Before(job)
+    node, chip = chip_of(job, devices, WORKER, 1)
+    moments: dict[str, Callable[[], bool]] = {
+        "standby-made": lambda: len(column(cluster, job.namespace, UID)) == 4,
+        "moving": lambda: bool(job.timeline()),
+        "moved": lambda: any(each["outcome"] == "switched" for each in job.timeline()),
+    }
+    devices.report(node, ChipFault(chip, SLOW, "SubHealthFault"))
+    cluster.wait(moments[moment], timeout_s=60, every_s=0.05)
+    planned.controller.kill()
+    planned.controller.start()
+    cluster.wait(before.new_pods, timeout_s=90, every_s=0.1)
+    job.wait_step(job.step() + 5)
+    assert [2, 3] == before.new_processes()
+    assert ["switched"] == [each["outcome"] for each in job.timeline()]
+    job.finish()
+
+    assert 0 == job.status().get("restarts", 0)
+    assert_same(long_undisturbed.run, job.out)
 
 
 def test_a_slow_device_and_no_room_elsewhere(

@@ -69,7 +69,6 @@ class DevicePlugins:
     def start(self) -> Self:
         """Offer the devices and begin to hand them out."""
         for node in self._cluster.node_names:
-            self._cluster.add_device_capacity(node, RESOURCE, self._per_node)
             self.report(node)
         self._watch = self._api.watch("/api/v1/pods")
         self._thread = threading.Thread(target=self._follow, args=(self._watch,), daemon=True)
@@ -114,6 +113,7 @@ class DevicePlugins:
         return tuple(int(name.rpartition("-")[2]) for name in text.split(",") if name)
 
     def _offer(self, node: str, count: int) -> None:
+        """Offer so many; what is allocatable too, which the kubelet would follow with in ten seconds."""
         amount = {RESOURCE: str(count)}
         status = {"status": {"capacity": amount, "allocatable": amount}}
         self._api.patch(f"/api/v1/nodes/{node}/status", status, kind=STRATEGIC)

@@ -166,6 +166,27 @@ def test_a_broken_device_moves_its_pod(
     devices.report(node)
 
 
+def test_a_second_fault_while_the_first_is_answered(
+    cluster: RealNodes, planned: Planned, tmp_path: Path, undisturbed: UndisturbedRun
+) -> None:
+    """A process dies elsewhere while a deleted pod is made again: both are recovered, and nothing else."""
+    job = PodJob(cluster, planned.site, tmp_path / "out", plane=planned.plane, spares=1)
+    job.submit("recover-in-place,recover")
+    job.wait_step(5)
+    before = Before(job)
+    last = job.all_processes()[5]
+    cluster.kubectl("delete", "pod", "-n", planned.site.namespace, WORKER, "--wait=false")
+    cluster.wait(before.new_pods, timeout_s=30)
+    os.kill(last.pid, signal.SIGKILL)
+    job.wait_step(job.step() + 10)
+    assert [2, 3, 5] == before.new_processes()
+    assert [WORKER] == before.new_pods()
+    job.finish()
+
+    assert 1 == job.status()["restarts"]
+    assert_same(undisturbed.run, job.out, (2, 3, 5))
+
+
 def test_a_drained_node(
     cluster: RealNodes, planned: Planned, tmp_path: Path, undisturbed: UndisturbedRun
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol, assert_never
 from taskd.core import liaison as talks
 from taskd.core.consulting import FaultType, offers
 from taskd.core.exits import ExitCode
-from taskd.core.incidents import RECOVERING, SWITCH, SWITCHED, Incident
+from taskd.core.incidents import SWITCH, SWITCHED, Incident, is_over
 from taskd.core.jobstate import Advised, Consult, Event, Job, PlaneChanged, SwitchRequested, Warned
 from taskd.core.launch import FaultKind
 from taskd.core.messages import WorkerOrder
@@ -158,7 +158,7 @@ class Liaison:
 
     def recorded(self, incident: Incident) -> None:
         """An incident changed: a fault is over, or a move."""
-        over = incident.outcome != RECOVERING
+        over = is_over(incident)
         if (self._seen.incident, self._seen.over) == (incident.number, over):
             return
         self._seen = _Seen(incident.number, over)

@@ -140,7 +140,8 @@ def test_a_slow_device_and_no_room_elsewhere(
         assert [] == before.new_pods()
         job.finish()
 
-    assert "standby" in told[0]
+    assert "the standby pod was not running" in told[0]
+    assert "Insufficient huawei.com/Ascend910" in told[0]
     assert dict.fromkeys(PODS, "0") == column(cluster, job.namespace, RESTARTS)
     assert [NAME, "Succeeded"] == cluster.kubectl(
         "get", "acjob", "-n", job.namespace, NAME, "--no-headers"

@@ -222,6 +222,18 @@ def test_a_switch_that_fails_is_tried_again_more_and_more_rarely() -> None:
     assert play.at(Phase.STANDBY)
 
 
+def test_a_standby_that_finds_no_place_is_told_in_the_scheduler_s_words() -> None:
+    """The job trains on in the old pod, and whoever reads the event knows what is missing."""
+    play = Play.of("", subHealthyStrategy="hotSwitch")
+    play.devices(broken(9, "SubHealthFault"), health=Health.SUB_HEALTHY)
+    waiting = PodSeen("job-1", "uid-1", standby="uid-s", standby_waits="0/3 nodes are available")
+    play.feed(PodsSeen({**pods(2), 1: waiting}))
+    play.wait()
+
+    assert play.at(Phase.INIT)
+    assert "not running within 60 s: 0/3 nodes are available" in play.outcome
+
+
 @pytest.mark.parametrize(
     ("events", "want"),
     [

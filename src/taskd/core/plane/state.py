@@ -79,6 +79,8 @@ class PodSeen:
     """The UID of the pod that stands by for it."""
     standby_running: bool = False
     failed: bool = False
+    standby_waits: str = ""
+    """Why the standby does not run, as whoever should place or start it says."""
 
 
 @dataclass(frozen=True, slots=True)

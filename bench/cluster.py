@@ -10,7 +10,6 @@ import argparse
 import itertools
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -231,15 +230,15 @@ def measure_devices(bench: Bench) -> Result:
 
 def signals(job: PodJob, kind: str) -> list[float]:
     """Return when the manager got signals of a kind, from its own log."""
-    look = "cat $(find / -name manager.log -path '*roles*' 2>/dev/null)"
+    look = 'cat $(find "$HOME/.local/state/taskd" -name manager.log)'
     pod = job.places()[0]
     said = job.cluster.kubectl("exec", "-n", job.namespace, pod, "--", "sh", "-c", look, check=False)
     found = []
     for line in said.splitlines():
-        if "plane_signal" in line and f"kind='{kind}'" in line:
-            stamp = re.search(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d+(?:Z|[+-]\d\d:?\d\d)?", line)
-            assert stamp is not None, line
-            found.append(datetime.fromisoformat(stamp[0].replace(",", ".")).timestamp())
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if entry.get("event") == "plane_signal" and entry["signal"]["kind"] == kind:
+                found.append(datetime.fromisoformat(entry["timestamp"]).timestamp())
     return found
 
 

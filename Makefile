@@ -12,12 +12,13 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-kube test-cluster kube cluster cluster-down lint format matrix rounds kills soak \
-        bench-launcher bench-recovery bench-operator bench-plane bench-peers anatomy wheel crd manifests clean \
+.PHONY: help setup demo demo-cluster test test-fast test-kube test-cluster kube cluster cluster-down lint format matrix rounds kills soak \
+        bench-launcher bench-recovery bench-operator bench-plane bench-cluster bench-peers anatomy wheel crd manifests clean \
         clean-venv
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
+	@echo 'make demo-cluster    watch a job in a real Kubernetes live through four faults (root, two minutes)'
 	@echo 'make test            everything: ruff, mypy --strict, import contracts, all tests'
 	@echo 'make test-fast       the tests without the slow ones, under a minute'
 	@echo 'make test-kube       only the tests on a real Kubernetes'
@@ -35,6 +36,7 @@ help:
 	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
 	@echo 'make bench-operator  the operator on a real API server, beside others (25 min; ARGS=--quick: 3)'
 	@echo 'make bench-plane     the control plane with 1,000 jobs over loopback: memory, and fault to order'
+	@echo 'make bench-cluster   what faults cost in real pods, beside local runs and bare pods (root, ten minutes)'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'
@@ -57,6 +59,11 @@ COMPILE = $(BIN)/python -m compileall -q src
 demo: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python demo/demo.py $(ARGS)
+
+demo-cluster: $(STAMP)
+	@$(COMPILE)
+	@$(CLUSTER) build
+	@$(BIN)/python demo/cluster.py $(ARGS)
 
 # Tests that were chosen with ARGS may all be of one half, and pytest ends with 5 where it finds none.
 OR_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
@@ -151,6 +158,11 @@ bench-operator: $(STAMP)
 bench-plane: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python bench/plane.py $(ARGS)
+
+bench-cluster: $(STAMP)
+	@$(COMPILE)
+	@$(CLUSTER) build
+	@$(BIN)/python bench/cluster.py $(ARGS)
 
 bench-peers: $(STAMP)
 	@bash tools/peers.sh '$(BIN)/python'

@@ -14,9 +14,17 @@ from typing import NamedTuple
 
 import pytest
 
-from taskd.testing.cluster import NOT_SHOWN, RealCluster, RealNodes, borrowed, require
+from taskd.testing.cluster import (
+    NOT_SHOWN,
+    ControllerProcess,
+    DevicePlugins,
+    RealCluster,
+    RealNodes,
+    borrowed,
+    require,
+)
 from taskd.testing.kube import Unavailable
-from tests.cluster.jobs import NAME, WORLD, PodJob, install_definition
+from tests.cluster.jobs import LONG, NAME, STEPS, WORLD, PodJob, install_definition
 from tests.cluster.pods import column
 from tests.kube.operator.site import Controller, Site
 from tests.left_out import leave_out
@@ -104,14 +112,54 @@ def controlled(cluster: RealNodes, namespace: str, directory: Path, *flags: str)
         assert 0 == controller.stop(), log.read_text()
 
 
+class Planned(NamedTuple):
+    """The jobs of the test's namespace, and the controller that is their control plane."""
+
+    site: Site
+    controller: ControllerProcess
+
+    @property
+    def plane(self) -> str:
+        """Where managers find it."""
+        return self.controller.plane
+
+
+@pytest.fixture
+def planned(cluster: RealNodes, namespace: str, definition: None, tmp_path: Path) -> Iterator[Planned]:
+    """A running controller with a plane."""
+    controller = ControllerProcess(cluster, namespace, tmp_path / "controller.log", plane=True).start()
+    try:
+        yield Planned(Site(cluster, namespace), controller)
+    finally:
+        assert 0 == controller.stop(), controller.log.read_text()
+
+
+@pytest.fixture
+def devices(cluster: RealNodes) -> Iterator[DevicePlugins]:
+    """Four devices on each node: two pods have room there."""
+    with DevicePlugins(cluster, 4) as plugins:
+        yield plugins
+
+
 @pytest.fixture(scope="session")
 def undisturbed(
     cluster: RealNodes, definition: None, tmp_path_factory: pytest.TempPathFactory
 ) -> UndisturbedRun:
     """A job that nothing happens to, run once: what it computed, and how kubectl showed it at the end."""
-    home = tmp_path_factory.mktemp("undisturbed")
+    return _run_undisturbed(cluster, tmp_path_factory.mktemp("undisturbed"), STEPS)
+
+
+@pytest.fixture(scope="session")
+def long_undisturbed(
+    cluster: RealNodes, definition: None, tmp_path_factory: pytest.TempPathFactory
+) -> UndisturbedRun:
+    """The same with more steps: for tests in which a job trains while a pod is made."""
+    return _run_undisturbed(cluster, tmp_path_factory.mktemp("long"), LONG)
+
+
+def _run_undisturbed(cluster: RealNodes, home: Path, steps: int) -> UndisturbedRun:
     with cluster.namespace("calm") as namespace, controlled(cluster, namespace, home) as site:
-        job = PodJob(cluster, site, home / "out", pause_s=0)
+        job = PodJob(cluster, site, home / "out", pause_s=0, steps=steps)
         job.submit("recover-in-place,recover")
         job.finish()
         restarts = column(cluster, namespace, ".status.containerStatuses[0].restartCount")

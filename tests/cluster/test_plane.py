@@ -4,38 +4,22 @@ Controller and plane run on the machine; managers in pods reach the plane over t
 """
 
 import os
-import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from taskd.testing.cluster import RealNodes
-from tests.cluster.conftest import UndisturbedRun, controlled
+from tests.cluster.conftest import Planned, UndisturbedRun
 from tests.cluster.jobs import NAME, PODS, WORLD, PodJob
 from tests.cluster.pods import column
-from tests.kube.operator.site import Site, until
-from tests.kube.plane.manager import find_port
+from tests.kube.operator.site import Site
 from tests.train.runs import assert_same
 
 pytestmark = pytest.mark.slow
 
 VICTIM = 3
-Planned = tuple[Site, str]
 RESTARTS = ".status.containerStatuses[0].restartCount"
-
-
-@pytest.fixture
-def planned(cluster: RealNodes, namespace: str, definition: None, tmp_path: Path) -> Iterator[Planned]:
-    """The jobs of the test's namespace with a controller that is a plane too; and where that is."""
-    found = re.search(r"https://([0-9.]+):", cluster.kubeconfig.read_text())
-    assert found is not None
-    host = found[1]
-    flags = ("--plane", "--plane-insecure", "--plane-listen", f"{host}:0")
-    with controlled(cluster, namespace, tmp_path, *flags) as site:
-        port = until(lambda: find_port(tmp_path / "controller.log"))
-        yield site, f"{host}:{port}"
 
 
 def told(site: Site) -> list[str]:
@@ -43,17 +27,12 @@ def told(site: Site) -> list[str]:
     return [message for _, reason, message in site.events(NAME) if reason == "ProcessRecovery"]
 
 
-def timeline(cluster: RealNodes, site: Site) -> str:
-    """What the job says of itself."""
-    return cluster.kubectl("exec", "-n", site.namespace, PODS[0], "--", "taskd", "timeline")
-
-
 def test_a_killed_process_is_the_planes_decision(
     cluster: RealNodes, planned: Planned, tmp_path: Path, undisturbed: UndisturbedRun
 ) -> None:
     """Recover-in-place, decided by the plane: one process is new, pods and bits are as they were."""
-    site, plane = planned
-    job = PodJob(cluster, site, tmp_path / "out", spares=1, plane=plane)
+    site = planned.site
+    job = PodJob(cluster, site, tmp_path / "out", spares=1, plane=planned.plane)
     job.submit("recover-in-place,recover")
     job.wait_step(5)
     uids = column(cluster, site.namespace, ".metadata.uid")
@@ -61,14 +40,14 @@ def test_a_killed_process_is_the_planes_decision(
     os.kill(before[VICTIM].pid, signal.SIGKILL)
     job.wait_step(job.step() + 5)
     after = job.all_processes()
-    said = timeline(cluster, site)
+    reasons = [incident["reason"] for incident in job.timeline()]
     job.finish()
 
     assert [VICTIM] == [rank for rank in range(WORLD) if before[rank].identity != after[rank].identity]
     assert uids == column(cluster, site.namespace, ".metadata.uid")
     assert dict.fromkeys(PODS, "0") == column(cluster, site.namespace, RESTARTS)
     assert_same(undisturbed.run, job.out, (VICTIM,))
-    assert "the control plane decided: recover-in-place" in said
+    assert any("the control plane decided: recover-in-place" in reason for reason in reasons), reasons
     assert any("rank 3" in message for message in told(site)), told(site)
 
 
@@ -76,8 +55,8 @@ def test_a_deleted_pod_is_recovered_through_the_plane(
     cluster: RealNodes, planned: Planned, tmp_path: Path, undisturbed: UndisturbedRun
 ) -> None:
     """Recover: the pod is another one, all other processes and the bits stay, and the plane tells of it."""
-    site, plane = planned
-    job = PodJob(cluster, site, tmp_path / "out", plane=plane)
+    site = planned.site
+    job = PodJob(cluster, site, tmp_path / "out", plane=planned.plane)
     job.submit("recover")
     job.wait_step(5)
     before = job.all_processes()

@@ -1,10 +1,12 @@
 """The phases of an incident add up to its downtime."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.incidents import ORDER, RECOVERING, Incident, close_left_open
+from taskd.core.incidents import INTERRUPTED, ORDER, RECOVERING, Incident, close_left_open, is_over
 from taskd.core.status import PhaseName
 
 
@@ -25,6 +27,14 @@ def test_phases_are_never_negative_and_add_up(marks: dict[PhaseName, float], sta
     downtime_ms = (max([started_at, *marks.values()]) - started_at) * 1000.0
     assert downtime_ms == pytest.approx(incident.status().downtime_ms, abs=1e-6)
     assert set(phases) == {phase.value for phase in marks}
+
+
+def test_a_fault_that_another_one_interrupts_is_not_over() -> None:
+    """Whoever waits for the end of the recovery waits for the second fault, too."""
+    outcomes = [RECOVERING, f"{INTERRUPTED} 2", "recovered", "failed: nobody has the state"]
+    assert [False, False, True, True] == [
+        is_over(replace(make_incident(), outcome=each)) for each in outcomes
+    ]
 
 
 def test_a_missing_phase_leaves_no_hole() -> None:

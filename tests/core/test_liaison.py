@@ -19,6 +19,7 @@ from taskd.core.liaison import (
     Warn,
     ask,
     hear,
+    lose_plane,
     settle,
     switched,
 )
@@ -96,6 +97,24 @@ def test_a_fault_that_only_the_plane_sees_is_told_to_the_job() -> None:
     assert [Warn(DEAD, "the control plane reports a fault of the device of rank 1")] == early.deeds
 
 
+def test_a_stop_for_a_memory_error_is_confirmed_when_the_rank_has_said_so() -> None:
+    """The rank learns of it at its next step; a decision before that would be about nothing."""
+    doubted = ((1, "0"),)
+    play = Play()
+    play.hear(Signal("u1", "stopTrain", ("stop_train",), doubted))
+    assert [Warn] == [type(deed) for deed in play.deeds]
+    play.ask(*doubted)
+    assert [ReportFault(doubted), ReportStopped(0, "the ranks stand", doubted)] == play.deeds[1:]
+    play.hear(Signal("u1", "globalFault", ("on_global_rank",), doubted), change("retry"))
+    play.settle()
+    assert ReportOutcome(0, "as it went", "retry") == play.deeds[-1]
+
+    overtaken = Play()
+    overtaken.hear(Signal("u1", "stopTrain", ("stop_train",), doubted))
+    overtaken.settle()
+    assert ReportStopped(0, "the ranks stand", doubted) == overtaken.deeds[-1]
+
+
 def test_ghosts_are_refused() -> None:
     """What a ClusterD says of an episode that is over, or without ranks and names, does nothing."""
     play = Play()
@@ -163,6 +182,24 @@ def test_a_hot_switch_in_three_signals() -> None:
 
     assert ReportOffers(ranks, ("migration", "exit")) == play.deeds[1]
     assert ReportOutcome(0, "the ranks were moved", "migration") == play.deeds[2]
+
+
+def test_a_plane_that_is_started_again_in_a_hot_switch_hears_how_it_went() -> None:
+    """It says again whatever it said last; the ranks are moved once, and it is answered each time."""
+    play = Play()
+    ranks = ((2, "1"), (3, "1"))
+    prepare = Signal("u1", "hot-switch", ("hot switch",), ranks)
+    runs = Signal("u1", "hot-switch", ("new pod running",))
+    play.hear(prepare, runs)
+    play.talk = lose_plane(play.talk)
+    play.talk, _ = switched(play.talk, done=True, why="switched")
+    play.talk = lose_plane(play.talk)
+    play.hear(runs, change("migration"), change("migration"))
+
+    moved = ReportOutcome(0, "the ranks were moved", "migration")
+    assert [MoveRanks((2, 3)), ReportOffers(ranks, ("migration", "exit")), moved, moved] == play.deeds
+    play.hear(prepare)
+    assert Stage.QUIET is lose_plane(Talk(Stage.ASKED, "u2")).stage
 
 
 def test_a_hot_switch_that_is_called_off_leaves_nothing() -> None:

@@ -267,11 +267,12 @@ class Nursery:
         entry = self._entries.get(pid)
         return None if entry is None else entry.stopped_at
 
-    async def warm_ready(self, timeout_s: float) -> bool:
-        """Wait until workers come warm and all spares are parked; False if that does not happen in time."""
+    async def warm_ready(self, timeout_s: float, *, parked: bool = True) -> bool:
+        """Wait until workers come warm, and all spares are ``parked``; False if not in time."""
+        spares = self._spares if parked else 0
         try:
             async with asyncio.timeout(timeout_s):
-                while not (self._warm and self._parked >= self._spares):
+                while not (self._warm and self._parked >= spares):
                     if not self.alive or self._hopeless:
                         return False
                     self._changed.clear()

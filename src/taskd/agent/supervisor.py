@@ -136,6 +136,7 @@ class Agent:
         self._stirred = asyncio.Event()
         self._nursery = self._make_nursery()
         self._nursery_ready, self._nursery_lost = asyncio.Event(), asyncio.Event()
+        self._has_spawned = False
         self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
         self._ledger = Ledger(config.ledger_file, config.node, self._uplink.incarnation)
         self._births: dict[int, _Birth] = {}
@@ -415,15 +416,16 @@ class Agent:
         try:
             async with asyncio.timeout(60.0):
                 await self._nursery_ready.wait()
-                if self._config.warm and plan.generation == 1:
-                    # One import shared by all ranks is quicker than one import in each of them.
-                    await self._nursery.warm_ready(FIRST_WARM_S)
+                if self._config.warm and not self._has_spawned:
+                    # One import shared by all ranks is quicker than one in each; and it is under way already.
+                    await self._nursery.warm_ready(FIRST_WARM_S, parked=plan.generation == 1)
             launches = []
             for rank in wanted:
                 local_rank = rank - place.first_rank
                 files = self._prepare_files(plan, place, local_rank, newcomer=bool(ranks), standby=standby)
                 launch = make_launch(self._config, plan, place, local_rank, self._env, self._cwd, files)
                 launches.append(with_newcomer(launch, standby=standby) if ranks else launch)
+            self._has_spawned = True
             children = await self._nursery.spawn_all(launches)
         except (OSError, TimeoutError, SpawnError, NurseryLostError) as error:
             why = f"the processes could not be started: {error}"

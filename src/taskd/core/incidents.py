@@ -11,6 +11,7 @@ from taskd.core.launch import DUMP
 from taskd.core.status import IncidentStatus, PhaseName
 
 RECOVERING = "recovering"
+INTERRUPTED = "interrupted by fault"
 RESTART = "restart"
 SWITCH = "switch"
 SWITCHED = "switched"
@@ -83,6 +84,11 @@ class Incident:
             started_at=self.started_at,
             stack=self.stack,
         )
+
+
+def is_over(incident: Incident) -> bool:
+    """Tell whether a fault was answered, well or not; one that another interrupted goes on with that."""
+    return incident.outcome != RECOVERING and not incident.outcome.startswith(INTERRUPTED)
 
 
 def close_left_open(incident: AnIncident) -> AnIncident:

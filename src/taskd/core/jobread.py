@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from taskd.core.incidents import Incident
+from taskd.core.incidents import INTERRUPTED, Incident
 from taskd.core.jobstate import Effect, Ending, Fault, Job, Node, RecordIncident, Refuse, SendOrder
 from taskd.core.launch import NodePlace, Plan
 from taskd.core.messages import Finish, NodePhase, Stop, WorkerState, WorkerView
@@ -49,7 +49,7 @@ def open_incident(job: Job, now: float, stamp: float, fault: Fault) -> tuple[Inc
     incident = incident.mark(PhaseName.DETECT, now).mark(PhaseName.DECIDE, now)
     if job.incident is None or symptom:
         return incident, ()
-    return incident, (RecordIncident(replace(job.incident, outcome=f"interrupted by fault {number}")),)
+    return incident, (RecordIncident(replace(job.incident, outcome=f"{INTERRUPTED} {number}")),)
 
 
 def _is_symptom(job: Job, fault: Fault) -> bool:

@@ -7,7 +7,8 @@ well. So nothing is obeyed that does not fit what is under way here: what the pl
 nothing is wrong is noted and refused.
 
 The job is stopped for real when its recovery begins: its ranks cannot get past a dead one anyway, and a rank
-whose device is in doubt shall train on while somebody thinks. So a stop is confirmed at once.
+whose device is in doubt shall train on while somebody thinks. So a stop is confirmed at once; only a rank
+whose memory is in doubt has to say so first, at its next step, because only then it is known to all.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from taskd.core.advice import GIVE_UP
+from taskd.core.consulting import FaultType
 from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY
 
 OK, RETRY_FAILED, FAILED = 0, 405, 499
 MIGRATION = "migration"
+STANDS = "the ranks stand"
 
 
 class SignalKind(StrEnum):
@@ -58,6 +61,8 @@ class Stage(StrEnum):
     """How far an episode is."""
 
     QUIET = "quiet"
+    WARNED = "warned"
+    """Ranks whose memory is in doubt were told so; the stop is confirmed when they say it themselves."""
     ASKED = "asked"
     DECIDED = "decided"
     SWITCHING = "switching"
@@ -72,6 +77,12 @@ class Talk:
     uuid: str = ""
     strategy: str = ""
     ranks: tuple[tuple[int, str], ...] = ()
+    moved: str = ""
+    """The last switch that was done, by its uuid: a plane that was started again may ask for it once more."""
+
+    def over(self) -> "Talk":
+        """Return the quiet after an episode."""
+        return Talk(moved=self.moved)
 
 
 # --- what is done ----------------------------------------------------------------------------------------
@@ -108,6 +119,8 @@ class ReportOutcome:
     code: int
     info: str
     strategy: str
+    alone: bool = False
+    """The job answered the fault by itself, while no plane was there to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +181,10 @@ Outcome = tuple[Talk, tuple[Deed, ...]]
 def ask(talk: Talk, ranks: Sequence[tuple[int, str]]) -> Outcome:
     """The job has a fault, or learned more of it."""
     told = tuple(sorted(ranks))
-    return replace(talk, stage=Stage.ASKED, ranks=told), (ReportFault(told),)
+    deeds: tuple[Deed, ...] = (ReportFault(told),)
+    if talk.stage is Stage.WARNED:
+        deeds += (ReportStopped(OK, STANDS, told),)
+    return replace(talk, stage=Stage.ASKED, ranks=told), deeds
 
 
 def settle(talk: Talk, *, recovered: bool, why: str) -> Outcome:
@@ -176,10 +192,13 @@ def settle(talk: Talk, *, recovered: bool, why: str) -> Outcome:
     if talk.stage is Stage.DECIDED:
         failed = RETRY_FAILED if talk.strategy == RETRY else FAILED
         outcome = ReportOutcome(OK if recovered else failed, why, talk.strategy)
-        return Talk(), (outcome,)
+        return talk.over(), (outcome,)
+    if talk.stage is Stage.WARNED:
+        # It was answered together with something else, or could not be felt.
+        return replace(talk, stage=Stage.ASKED), (ReportStopped(OK, STANDS, talk.ranks),)
     if talk.stage is Stage.ASKED:
         # The job went on without waiting. A plane that speaks of this episode later is told nothing new.
-        return Talk(), (Ignore(f"the episode ended without a decision of the plane: {why}"),)
+        return talk.over(), (Ignore(f"the episode ended without a decision of the plane: {why}"),)
     return talk, ()
 
 
@@ -188,8 +207,13 @@ def switched(talk: Talk, *, done: bool, why: str) -> Outcome:
     if talk.stage is not Stage.SWITCHING:
         return talk, ()
     if done:
-        return replace(talk, stage=Stage.SWITCHED), (ReportOffers(talk.ranks, (MIGRATION, "exit")),)
-    return Talk(), (ReportOffers(talk.ranks, ("exit",)), Ignore(f"the move was called off: {why}"))
+        return replace(talk, stage=Stage.SWITCHED, moved=talk.uuid), (_paused(talk),)
+    return talk.over(), (ReportOffers(talk.ranks, ("exit",)), Ignore(f"the move was called off: {why}"))
+
+
+def lose_plane(talk: Talk) -> Talk:
+    """The plane is gone. Ranks that are being moved go on moving, and the next plane asks about them."""
+    return talk if talk.stage in (Stage.SWITCHING, Stage.SWITCHED) else talk.over()
 
 
 # --- the plane's side ------------------------------------------------------------------------------------
@@ -215,9 +239,9 @@ def hear(talk: Talk, signal: Signal) -> Outcome:
         case SignalKind.KILL_MASTER:
             if talk.stage is not Stage.ASKED:
                 return talk, (Ignore("the plane gives up a job in which nothing is wrong"),)
-            return Talk(), (Advise(GIVE_UP),)
+            return talk.over(), (Advise(GIVE_UP),)
         case SignalKind.SAVE_AND_EXIT:
-            return Talk(), (SaveAndLeave("the control plane wants the job saved and ended"),)
+            return talk.over(), (SaveAndLeave("the control plane wants the job saved and ended"),)
         case SignalKind.HOT_SWITCH:
             return _switch(talk, signal)
         case SignalKind.FAULT_NODES_EXIT:
@@ -227,25 +251,29 @@ def hear(talk: Talk, signal: Signal) -> Outcome:
 
 
 def _stop(talk: Talk, signal: Signal) -> Outcome:
-    stopped = ReportStopped(OK, "the ranks stand", signal.ranks or talk.ranks)
+    stopped = ReportStopped(OK, STANDS, signal.ranks or talk.ranks)
     if PAUSE in signal.actions:
         return replace(talk, uuid=signal.uuid), (replace(stopped, ranks=()),)
     if talk.stage in (Stage.ASKED, Stage.DECIDED):
         return replace(talk, stage=Stage.ASKED, uuid=signal.uuid), (stopped,)
     if not signal.ranks:
         return talk, (stopped, Ignore("a stop without ranks, and nothing is wrong here"))
-    asked = replace(talk, stage=Stage.ASKED, uuid=signal.uuid, ranks=signal.ranks)
-    return asked, (Warn(signal.ranks, _describe(signal)), stopped)
+    warning = Warn(signal.ranks, _describe(signal))
+    told = replace(talk, stage=Stage.WARNED, uuid=signal.uuid, ranks=signal.ranks)
+    if all(kind == FaultType.MEMORY for _, kind in signal.ranks):
+        # A decision before the rank has said so would be one about a fault that the job has not felt.
+        return told, (warning,)
+    return replace(told, stage=Stage.ASKED), (warning, stopped)
 
 
 def _decide(talk: Talk, signal: Signal) -> Outcome:
     strategy = signal.strategy
     if strategy == "continue":
-        return Talk(), (ReportOutcome(OK, "goes on", strategy),)
+        return talk.over(), (ReportOutcome(OK, "goes on", strategy),)
     if strategy == MIGRATION:
-        if talk.stage is not Stage.SWITCHED:
+        if talk.stage is not Stage.SWITCHED and not _is_done(talk, signal):
             return talk, (Ignore("a migration that was not prepared"),)
-        return Talk(), (ReportOutcome(OK, "the ranks were moved", MIGRATION),)
+        return talk.over(), (ReportOutcome(OK, "the ranks were moved", MIGRATION),)
     if talk.stage is not Stage.ASKED:
         return talk, (Ignore(f"{strategy} for an episode that is over"),)
     told = replace(talk, stage=Stage.DECIDED, strategy=strategy)
@@ -257,12 +285,22 @@ def _decide(talk: Talk, signal: Signal) -> Outcome:
 
 def _switch(talk: Talk, signal: Signal) -> Outcome:
     if PREPARE in signal.actions:
-        return Talk(Stage.SWITCHING, signal.uuid, ranks=signal.ranks), ()
+        return Talk(Stage.SWITCHING, signal.uuid, ranks=signal.ranks, moved=talk.moved), ()
+    if STANDBY_RUNS in signal.actions and _is_done(talk, signal):
+        return replace(talk, stage=Stage.SWITCHED, uuid=signal.uuid), (_paused(talk),)
     if talk.stage is not Stage.SWITCHING:
         return talk, (Ignore(f"{', '.join(signal.actions)}, and no switch is under way"),)
     if STANDBY_RUNS in signal.actions:
         return talk, (MoveRanks(tuple(rank for rank, _ in talk.ranks)),)
-    return Talk(), (Ignore("the plane called the switch off"),)
+    return talk.over(), (Ignore("the plane called the switch off"),)
+
+
+def _is_done(talk: Talk, signal: Signal) -> bool:
+    return bool(signal.uuid) and signal.uuid == talk.moved
+
+
+def _paused(talk: Talk) -> ReportOffers:
+    return ReportOffers(talk.ranks, (MIGRATION, "exit"))
 
 
 def _describe(signal: Signal) -> str:

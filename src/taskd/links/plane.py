@@ -5,7 +5,7 @@ whatever the other side sends that is no signal is told in the log and skipped.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -97,19 +97,27 @@ class PlaneLink:
         request = recover.RecoverStrategyRequest(self._job_id, _ranks(ranks), tuple(strategies))
         return await self._report("ReportRecoverStrategy", request, uuid)
 
-    async def report_outcome(self, code: int, info: str, strategy: str, uuid: str = "") -> recover.Status:
-        """Say how it went."""
+    async def report_outcome(
+        self, code: int, info: str, strategy: str, uuid: str = "", *, alone: bool = False
+    ) -> recover.Status:
+        """Say how it went; ``alone``: what the job did without being told."""
         status = recover.Status(code, info)
         request = recover.RecoverStatusRequest(self._job_id, status, strategy)
-        return await self._report("ReportRecoverStatus", request, uuid)
+        headers = {recover.ALONE_KEY: "1"} if alone else {}
+        return await self._report("ReportRecoverStatus", request, uuid, headers)
 
-    async def _report(self, method: str, request: object, uuid: str = "") -> recover.Status:
+    async def _report(
+        self, method: str, request: object, uuid: str = "", headers: Mapping[str, str] | None = None
+    ) -> recover.Status:
         """Send a report; ``uuid`` names the order that it answers, to a plane that wants to know."""
-        return await self._call(method, request, recover.Status, uuid)
+        named = {recover.UUID_KEY: uuid} if uuid else {}
+        return await self._call(method, request, recover.Status, {**named, **(headers or {})})
 
-    async def _call(self, method: str, request: object, kind: type[M], uuid: str = "") -> M:
+    async def _call(
+        self, method: str, request: object, kind: type[M], named: Mapping[str, str] | None = None
+    ) -> M:
         begin: Any = self._channel.unary_unary(recover.RECOVER.path(method))
-        headers = ((recover.UUID_KEY, uuid),) if uuid else ()
+        headers = tuple((named or {}).items())
         call = begin(encode(request), timeout=CALL_S, metadata=headers)
         try:
             answer = decode(kind, await call)

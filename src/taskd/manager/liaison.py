@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 from taskd.core import liaison as talks
 from taskd.core.consulting import FaultType, offers
 from taskd.core.exits import ExitCode
-from taskd.core.incidents import RECOVERING, SWITCH, SWITCHED, Incident
+from taskd.core.incidents import SWITCH, SWITCHED, Incident, is_over
 from taskd.core.jobstate import Advised, Consult, Event, Job, PlaneChanged, SwitchRequested, Warned
 from taskd.core.launch import FaultKind
 from taskd.core.messages import WorkerOrder
@@ -27,9 +27,9 @@ from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused,
 
 PORT = 8899
 CONNECT_S = 3.0
-# How long a decision may take. Ours answers in milliseconds; a ClusterD waits for 11 s as a rule, and a rank
-# whose step failed waits for 30 s at most.
-OURS_S, STOCK_S = 2.0, 25.0
+# How long a decision may take. Ours answers in milliseconds, and once it has said stop it may wait 15 s for a
+# device that comes back; a ClusterD waits for 11 s as a rule. A rank whose step failed waits 30 s at most.
+OURS_S, THINKING_S, STOCK_S = 2.0, 20.0, 25.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STANDBY_S, LOOK_S = 60.0, 0.1
 TRIES = 3
@@ -89,6 +89,7 @@ class Liaison:
         self._tasks: set[asyncio.Future[None]] = set()
         self._untold: deque[Incident] = deque(maxlen=16)
         self._seen = _Seen()
+        self._moving = False
 
     # --- the connection ----------------------------------------------------------------------------------
 
@@ -113,13 +114,15 @@ class Liaison:
             await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
 
     async def _stay(self, link: PlaneLink) -> None:
+        self._link = link
+        # Before the plane says anything: one that was started again shall not ask for what is done already.
+        self._tell_later()
+        await self._send_all(link)
         sender = asyncio.ensure_future(self._send())
         try:
             while True:
-                self._link = link
                 limit_s = OURS_S if link.ours else STOCK_S
                 self._hands.apply(PlaneChanged(time.monotonic(), time.time(), limit_s))
-                self._tell_later()
                 self._more.set()
                 async for signal in link.signals():
                     if signal.kind != talks.SignalKind.KEEP_ALIVE:
@@ -135,7 +138,7 @@ class Liaison:
             self._link = None
             self._hands.apply(PlaneChanged(time.monotonic(), time.time(), 0.0))
         self._reports.clear()
-        self._talk = talks.Talk()
+        self._talk = talks.lose_plane(self._talk)
 
     # --- the job's side ----------------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ class Liaison:
 
     def recorded(self, incident: Incident) -> None:
         """An incident changed: a fault is over, or a move."""
-        over = incident.outcome != RECOVERING
+        over = is_over(incident)
         if (self._seen.incident, self._seen.over) == (incident.number, over):
             return
         self._seen = _Seen(incident.number, over)
@@ -169,7 +172,7 @@ class Liaison:
             incident = self._untold.popleft()
             code = talks.OK if incident.outcome == "recovered" else talks.FAILED
             said = f"without the control plane: {incident.reason}: {incident.outcome}"
-            self._reports.append((talks.ReportOutcome(code, said, incident.strategy), ""))
+            self._reports.append((talks.ReportOutcome(code, said, incident.strategy, alone=True), ""))
         self._more.set()
 
     # --- deeds -------------------------------------------------------------------------------------------
@@ -187,16 +190,28 @@ class Liaison:
                 case talks.Warn():
                     self._warn(deed)
                 case talks.Advise():
+                    asked = self._hands.job.consulting is not None
                     self._hands.apply(self._advice(deed))
-                    self._check_followed()
+                    self._check_followed(asked=asked)
                 case talks.SaveAndLeave():
                     self._hands.request_stop(deed.why, ExitCode.FAILED, save=True)
                 case talks.MoveRanks():
-                    self._begin(self._move(deed.ranks))
+                    if not self._moving and self._hands.job.switch is None:
+                        self._begin(self._move(deed.ranks))
                 case talks.Ignore():
                     self._log.info("plane_refused", why=deed.why)
                 case _:
                     assert_never(deed)
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        """Give our own plane its time while it is at work; its death ends the waiting at once."""
+        if self._link is None or not self._link.ours or self._hands.job.plane_limit_s <= 0:
+            return
+        thinks = self._talk.stage is talks.Stage.ASKED and self._talk.uuid
+        limit_s = THINKING_S if thinks else OURS_S
+        if limit_s != self._hands.job.plane_limit_s:
+            self._hands.apply(PlaneChanged(time.monotonic(), time.time(), limit_s))
 
     def _advice(self, deed: talks.Advise) -> Advised:
         stock = self._link is None or not self._link.ours
@@ -210,21 +225,40 @@ class Liaison:
         if others:
             self._hands.apply(Warned(time.monotonic(), time.time(), others, warning.what))
         elif doubted and self._hands.job.consulting is None:
-            self._begin(self._doubt(doubted))
+            self._begin(self._doubt(doubted, warning.what))
 
-    async def _doubt(self, ranks: tuple[int, ...]) -> None:
+    async def _doubt(self, ranks: tuple[int, ...], what: str) -> None:
+        """Have ranks say that their memory is in doubt; those that cannot are on a broken device."""
         plan = self._hands.job.plan
+        unable = []
         for rank in ranks:
             place = plan.place_of_rank(rank) if plan else None
             if place is None:
+                unable.append(rank)
                 continue
             name = f"doubt/{secrets.token_hex(4)}"
             args = {"id": name, "kind": FaultKind.DOUBT.value, "step": "-1", "here": "1"}
             answers = await self._hands.order_workers(WorkerOrder(name, "fault", (rank,), args), [place.node])
-            self._log.info("memory_in_doubt", rank=rank, answer=answers.get(rank, "none"))
+            answer = answers.get(rank, "none")
+            self._log.info("memory_in_doubt", rank=rank, answer=answer)
+            if answer != "ok":
+                unable.append(rank)
+        if unable:
+            broken = tuple((rank, FaultType.NORMAL.value) for rank in unable)
+            self._hands.apply(Warned(time.monotonic(), time.time(), broken, what))
 
     async def _move(self, ranks: tuple[int, ...]) -> None:
         """Begin the move as soon as the standby has announced itself."""
+        self._moving = True
+        try:
+            why = await self._move_when_ready(ranks)
+        finally:
+            self._moving = False
+        if why:
+            self._do(*talks.switched(self._talk, done=False, why=why))
+
+    async def _move_when_ready(self, ranks: tuple[int, ...]) -> str:
+        """Begin the move; returns why it could not be begun in time."""
         plan = self._hands.job.plan
         places = {plan.place_of_rank(rank) for rank in ranks} if plan else set()
         place = next(iter(places)) if len(places) == 1 else None
@@ -236,15 +270,21 @@ class Liaison:
             why = why_not(self._hands.job, request)
             if not why:
                 self._hands.apply(request)
-                return
+                return ""
             await asyncio.sleep(LOOK_S)
-        self._do(*talks.switched(self._talk, done=False, why=why))
+            if self._talk.stage is not talks.Stage.SWITCHING:
+                return ""
+        return why
 
-    def _check_followed(self) -> None:
-        """Tell at once where a decision led elsewhere: nothing is left to wait for."""
+    def _check_followed(self, *, asked: bool) -> None:
+        """Tell at once where a decision led elsewhere, or came too late: nothing is left to wait for."""
         phase = self._hands.job.phase
-        if phase in (JobPhase.STOPPING, JobPhase.SAVING) and self._talk.strategy in ("retry", "recover"):
+        if self._talk.strategy not in ("retry", "recover"):
+            return
+        if phase in (JobPhase.STOPPING, JobPhase.SAVING):
             self._do(*talks.settle(self._talk, recovered=False, why=self._hands.job.reason))
+        elif not asked and phase is JobPhase.RUNNING:
+            self._do(*talks.settle(self._talk, recovered=True, why="the job has answered it by itself"))
 
     def _begin(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -256,8 +296,12 @@ class Liaison:
         while True:
             await self._more.wait()
             self._more.clear()
-            while self._reports and self._link is not None:
-                await self._send_one(self._link, *self._reports.popleft())
+            if self._link is not None:
+                await self._send_all(self._link)
+
+    async def _send_all(self, link: PlaneLink) -> None:
+        while self._reports and self._link is link:
+            await self._send_one(link, *self._reports.popleft())
 
     async def _send_one(self, link: PlaneLink, report: talks.Deed, uuid: str) -> None:
         for pause_s in PAUSES_S[:TRIES]:
@@ -280,6 +324,8 @@ class Liaison:
                 found = report.strategies or offers(self._hands.job)
                 return await link.report_offers(report.ranks, found, uuid)
             case talks.ReportOutcome():
-                return await link.report_outcome(report.code, report.info, report.strategy, uuid)
+                return await link.report_outcome(
+                    report.code, report.info, report.strategy, uuid, alone=report.alone
+                )
             case _:
                 raise AssertionError(f"{report} is no report")

@@ -32,6 +32,7 @@ from taskd.plane.sources import Sources
 TRACE_PATH: Final = "/user/cluster-info/datatrace-config"
 RUNNING: Final = "Running"
 FAILED: Final = "Failed"
+SHOWN: Final = 300
 log = structlog.get_logger("taskd.plane")
 
 
@@ -217,12 +218,19 @@ def _pods(known: _Known, pods: Iterable[Pod]) -> dict[int, PodView]:
             standby=standby.metadata.uid if standby is not None else "",
             standby_running=standby is not None and _runs(standby),
             failed=pod.status.phase == FAILED,
+            standby_waits=_waits(standby) if standby is not None else "",
         )
     return dict(sorted(found.items()))
 
 
 def _runs(pod: Pod) -> bool:
     return pod.status.phase == RUNNING and not pod.metadata.is_terminating
+
+
+def _waits(pod: Pod) -> str:
+    """Why a pod does not run: what the scheduler or the kubelet says, cut to a length for an event."""
+    said = [each.message for each in pod.status.conditions if each.status == "False" and each.message]
+    return said[0][:SHOWN] if said and not _runs(pod) else ""
 
 
 def _mounts(template: Mapping[str, Any]) -> bool:

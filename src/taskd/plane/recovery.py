@@ -101,7 +101,8 @@ class Recovery:
         """Take in how an order went."""
         if request.status is None:
             return _no_status("ReportRecoverStatus", request.jobId)
-        report = StatusReported(request.status.code, request.strategy, _uuid(caller))
+        said = request.status.info if caller.metadata.get(wire.ALONE_KEY) == "1" else ""
+        report = StatusReported(request.status.code, request.strategy, _uuid(caller), said)
         return await self._report(request.jobId, report)
 
     async def _report(self, job_id: str, report: Report) -> wire.Status:

@@ -11,6 +11,7 @@ from taskd.core.plane.state import (
     Phase,
     PodSeen,
     PodsSeen,
+    RecordIncident,
     SaveState,
     SendSignal,
     StatusReported,
@@ -161,6 +162,25 @@ def test_a_device_fault_is_answered_once() -> None:
     assert play.at(Phase.STOPPING)
 
 
+def test_what_a_job_did_by_itself_ends_the_episode() -> None:
+    """A plane that was away asks for nothing that is done; a device that is still broken stays to be left."""
+    play = Play.of("recover")
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StatusReported(0, "recover-in-place", alone="rank 9 was replaced"))
+    assert play.at(Phase.INIT)
+    first, _ = [each for each in play.last if isinstance(each, RecordIncident)]
+    assert (0, "rank 9 was replaced") == (play.answer.code, first.what)
+
+    play.feed(StatusReported(0, "recover", alone="again, and nothing was under way"))
+    (told,) = [each for each in play.last if isinstance(each, RecordIncident)]
+    assert (0, "recovered") == (play.answer.code, told.outcome)
+
+    play.devices(broken(9, "SeparateNPU"))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StatusReported(0, "recover", alone="rank 9 was replaced"))
+    assert play.at(Phase.STOPPING)
+
+
 def test_a_new_pod_on_a_broken_device_is_a_new_fault() -> None:
     """The fault was answered for the old pod only."""
     play = Play.of("recover")
@@ -200,6 +220,18 @@ def test_a_switch_that_fails_is_tried_again_more_and_more_rarely() -> None:
 
     assert [60, 120, 240] == waits
     assert play.at(Phase.STANDBY)
+
+
+def test_a_standby_that_finds_no_place_is_told_in_the_scheduler_s_words() -> None:
+    """The job trains on in the old pod, and whoever reads the event knows what is missing."""
+    play = Play.of("", subHealthyStrategy="hotSwitch")
+    play.devices(broken(9, "SubHealthFault"), health=Health.SUB_HEALTHY)
+    waiting = PodSeen("job-1", "uid-1", standby="uid-s", standby_waits="0/3 nodes are available")
+    play.feed(PodsSeen({**pods(2), 1: waiting}))
+    play.wait()
+
+    assert play.at(Phase.INIT)
+    assert "not running within 60 s: 0/3 nodes are available" in play.outcome
 
 
 @pytest.mark.parametrize(

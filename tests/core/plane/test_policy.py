@@ -39,12 +39,14 @@ def test_without_fault_scheduling_nothing_may_be_touched(labels: dict[str, str])
 
 
 def test_a_hot_switch_alone_turns_recovery_on() -> None:
-    """Another fault on the way has to be answered too."""
-    policy = read_policy({**GRACE, "subHealthyStrategy": "hotSwitch"}, {})
+    """Another fault on the way has to be answered too. Pods may be replaced then, unless that is off."""
+    policy = read_policy({"framework": "pytorch", "subHealthyStrategy": "hotSwitch"}, {})
 
     assert SubHealth.HOT_SWITCH is policy.sub_health
     assert policy.allows(Strategy.RECOVER)
-    assert "" == policy.refusal
+    assert (Scheduling.GRACE, "") == (policy.scheduling, policy.refusal)
+    refused = read_policy({"fault-scheduling": "off", "subHealthyStrategy": "hotSwitch"}, {})
+    assert "fault-scheduling" in refused.refusal
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ class PodView:
     standby: str = ""
     standby_running: bool = False
     failed: bool = False
+    standby_waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,15 @@ class JobView:
     def pods_seen(self) -> dict[int, PodSeen]:
         """The pods as the machine takes them."""
         return {
-            rank: PodSeen(pod.name, pod.uid, pod.running, pod.standby, pod.standby_running, pod.failed)
+            rank: PodSeen(
+                pod.name,
+                pod.uid,
+                pod.running,
+                pod.standby,
+                pod.standby_running,
+                pod.failed,
+                pod.standby_waits,
+            )
             for rank, pod in sorted(self.pods.items())
         }
 

@@ -6,14 +6,28 @@ minute for processes to start) is not needed where the order itself says all.
 
 from __future__ import annotations
 
+from typing import Final
+
 from taskd.core.plane import names
 from taskd.core.plane.course import ask_again, decide, leave
 from taskd.core.plane.faultlists import as_normal
 from taskd.core.plane.names import EXIT_PARAMS, Change, Code, RecoverStatus
 from taskd.core.plane.resetconfig import ResetKind
 from taskd.core.plane.resorts import RECOVERING, all_leave
-from taskd.core.plane.state import SetAnnotation
+from taskd.core.plane.state import Phase, RecordIncident, SetAnnotation, StatusReported
 from taskd.core.plane.turn import Turn, named, not_replaced, union
+
+_ANSWERED: Final = frozenset(
+    {
+        Phase.NOTICING,
+        Phase.STOPPING,
+        Phase.HEALING,
+        Phase.ASKING,
+        Phase.CONVERGING,
+        Phase.RETRYING,
+        Phase.RECOVERING,
+    }
+)
 
 
 def retried(turn: Turn, code: int) -> str | None:
@@ -44,6 +58,24 @@ def recovered(turn: Turn, code: int) -> str | None:
     turn.edit(tried=union(turn.episode.tried, {Change.RECOVER}))
     decide(turn)
     return None
+
+
+def answered_alone(turn: Turn, report: StatusReported) -> bool:
+    """Tell people what a job did while no plane was there; tells whether that ends what is under way.
+
+    A plane that was started again in the middle of an episode would otherwise have ranks replaced that were
+    replaced already. A device that is still broken, and a pod that is to be replaced, stay its business.
+    """
+    state, episode = turn.state, turn.state.episode
+    ended = "recovered" if report.code == Code.OK else "failed"
+    turn.do(RecordIncident(turn.name(), turn.now, report.alone, report.strategy, ended, ""))
+    return (
+        report.code == Code.OK
+        and episode is not None
+        and state.phase in _ANSWERED
+        and not any(rank in state.devices for rank in episode.faults)
+        and not not_replaced(state, episode, episode.leaving)
+    )
 
 
 def dumped(turn: Turn, code: int, why: str = "") -> None:

@@ -3,6 +3,7 @@
 The reports of the wire do not say which order they answer. So one is taken only in the phase that awaits it,
 after the order was handed out, and only if it is about the strategy that was ordered; a manager that sends
 the uuid along is held to it. What does not fit is answered with 401 and the reason, and changes nothing.
+What a job did by itself, while there was no plane, is taken at any time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def take_report(turn: Turn, report: Report) -> None:
         turn.do(Answer(state.uuid, code, f"jobId={state.job_id}, {title} is refused: {why}"))
         return
     uuid = state.uuid
+    if isinstance(report, StatusReported) and report.alone:
+        if outcomes.answered_alone(turn, report):
+            intake.finish(turn, "recovered by the job itself")
+        turn.do(Answer(uuid, Code.OK, f"jobId={state.job_id}, receive {title}"))
+        return
     match report:
         case FaultsReported():
             faults = parse_faults(report.faults, state.shape)
@@ -84,6 +90,8 @@ def _why_not(state: JobState, report: Report) -> tuple[Code, str] | None:
             return Code.BAD_PARAMETER, "it names no rank"
         if state.policy.refusal:
             return Code.RECOVERY_OFF, state.policy.refusal
+        return None
+    if isinstance(report, StatusReported) and report.alone:
         return None
     wanted = _awaited(state.phase)
     if type(report) is not wanted:

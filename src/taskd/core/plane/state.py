@@ -82,6 +82,8 @@ class PodSeen:
     """The UID of the pod that stands by for it."""
     standby_running: bool = False
     failed: bool = False
+    standby_waits: str = ""
+    """Why the standby does not run, as whoever should place or start it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +223,15 @@ class StrategiesReported:
 
 @dataclass(frozen=True, slots=True)
 class StatusReported:
-    """ReportRecoverStatus: how the strategy went."""
+    """ReportRecoverStatus: how the strategy went.
+
+    `alone` says what the job did by itself while no plane was there to ask; empty where it was told.
+    """
 
     code: int
     strategy: str
     uuid: str = ""
+    alone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,9 @@ def late(turn: Turn) -> str:
     state, limits = turn.state, turn.state.limits
     match state.phase:
         case Phase.STANDBY:
-            failed(turn, f"the standby pod was not running within {limits.standby_s:g} s")
+            seen = state.pods.get(turn.episode.pod)
+            why = f": {seen.standby_waits}" if seen is not None and seen.standby_waits else ""
+            failed(turn, f"the standby pod was not running within {limits.standby_s:g} s{why}")
         case Phase.PAUSING:
             failed(turn, f"the trainer did not pause within {limits.report_s:g} s")
         case Phase.MIGRATING:

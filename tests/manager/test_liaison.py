@@ -1,0 +1,147 @@
+"""A manager and a control plane in earnest, over a connection; the job's ranks are played."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+
+from taskd.core.faults.view import FaultKind, RankFault
+from taskd.core.jobstate import Consult, Event, Job, RecordIncident
+from taskd.core.messages import Progress, Standing, Trouble, WorkerOrder
+from taskd.core.status import JobPhase
+from taskd.links.plane import PlaneAddress
+from taskd.manager.liaison import Liaison
+from taskd.testing.plane import MemoryCluster
+from tests.core.scenes import KILLED, Scene
+from tests.core.test_recovery_machine import NODES, keeping_with
+from tests.plane.player import plane_for
+
+JOB = "job-0001"
+PATIENCE_S = 10.0
+
+
+class PlayedManager:
+    """A job's machine with a liaison; what the ranks do is said by a test."""
+
+    def __init__(self, port: int, *strategies: str) -> None:
+        self.scene: Scene = keeping_with(*strategies)
+        self.scene.now = time.monotonic()
+        self.orders: list[WorkerOrder] = []
+        place = PlaneAddress(f"127.0.0.1:{port}", JOB)
+        self.liaison = Liaison(place, self, structlog.get_logger())
+
+    @property
+    def job(self) -> Job:
+        return self.scene.job
+
+    @job.setter
+    def job(self, job: Job) -> None:
+        self.scene.job = job
+
+    def apply(self, event: Event) -> None:
+        self._carry_out(self.scene.step(event))
+
+    def _carry_out(self, effects: tuple[object, ...]) -> None:
+        for effect in effects:
+            if isinstance(effect, Consult):
+                self.liaison.consult(effect)
+            elif isinstance(effect, RecordIncident):
+                self.liaison.recorded(effect.incident)
+
+    def request_stop(self, why: str, code: int, *, save: bool = False) -> None:
+        raise AssertionError(f"the job was ended: {why} {code} {save}")
+
+    async def order_workers(self, order: WorkerOrder, nodes: list[str]) -> dict[int, str]:
+        self.orders.append(order)
+        return dict.fromkeys(order.ranks, "ok")
+
+    # ------------------------------------------------------------------------------------ the ranks
+
+    def trouble(self, node: str, kind: str) -> None:
+        generation, rank = self.job.generation, self.scene.rank(node)
+        self._carry_out(self.scene.report(node, Trouble(generation, rank, 5, "it broke", "", kind)))
+
+    def killed(self, node: str) -> None:
+        self._carry_out(self.scene.exited(node, KILLED, step=4))
+
+    def come_through(self) -> None:
+        """Let all ranks stand, and do their next step."""
+        for node in NODES:
+            rank = self.scene.rank(node)
+            state = rank != 1
+            standing = Standing(self.job.generation, rank, state, 5, False, "store" if rank == 0 else "")
+            self._carry_out(self.scene.report(node, standing))
+        for step in (5, 6):
+            for node in NODES:
+                done = Progress(
+                    self.job.generation, self.scene.rank(node), joined=True, step=step, ready=True
+                )
+                self._carry_out(self.scene.report(node, done))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def managed(port: int, *strategies: str) -> AsyncIterator[PlayedManager]:
+    """A manager that keeps in touch meanwhile."""
+    manager = PlayedManager(port, *strategies)
+    task = asyncio.ensure_future(manager.liaison.run())
+    try:
+        await manager.until(lambda: manager.job.plane_limit_s > 0)
+        yield manager
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def told(cluster: MemoryCluster) -> list[str]:
+    return [incident.outcome for _, incident in cluster.incidents]
+
+
+async def test_a_memory_error_of_a_device_is_decided_once_the_rank_has_felt_it() -> None:
+    """The rank is told and says so at its next step; until then the plane waits for the stop."""
+    cluster = MemoryCluster()
+    cluster.add_job(JOB, "retry", pods=3, ranks_per_pod=1)
+    async with plane_for(cluster) as plane, managed(plane.port, "retry") as manager:
+        cluster.break_devices(JOB, RankFault(1, FaultKind.UCE, "RestartBusiness", "80E01801"))
+        await manager.until(lambda: bool(manager.orders))
+        await asyncio.sleep(0.1)
+        assert JobPhase.RUNNING is manager.job.phase
+        manager.trouble("1", "uce")
+        await manager.until(lambda: manager.job.phase is JobPhase.RECOVERING)
+        incident = manager.scene.incidents[1]
+        manager.come_through()
+        await manager.until(lambda: told(cluster)[-1] == "recovered")
+
+    assert [(1,)] == [order.ranks for order in manager.orders]
+    assert ("retry", True) == (incident.strategy, "the control plane decided: retry" in incident.reason)
+
+
+async def test_what_the_job_did_while_there_was_no_plane_is_told_to_the_next_one() -> None:
+    """The plane dies with the question; the job recovers alone, and the next plane asks for nothing."""
+    cluster = MemoryCluster()
+    cluster.add_job(JOB, "recover-in-place", pods=3, ranks_per_pod=1)
+    async with contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        plane = await first.enter_async_context(plane_for(cluster))
+        address = f"127.0.0.1:{plane.port}"
+        manager = await stack.enter_async_context(managed(plane.port, "recover-in-place"))
+        desk = plane.office.desk(JOB)
+        assert desk is not None
+        manager.killed("1")
+        await first.aclose()
+        await manager.until(lambda: manager.job.phase is JobPhase.RECOVERING)
+        manager.come_through()
+        assert "recovered" == manager.scene.incidents[1].outcome
+        await stack.enter_async_context(plane_for(cluster, address=address))
+        await manager.until(lambda: "recovered" in told(cluster))
+        await manager.until(lambda: manager.job.plane_limit_s > 0)
+        await asyncio.sleep(0.2)
+
+    assert JobPhase.RUNNING is manager.job.phase
+    assert [1] == list(manager.scene.incidents)

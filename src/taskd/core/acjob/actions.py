@@ -35,6 +35,28 @@ class CreatePods:
 
     slots: tuple[Slot, ...]
     version: int
+    avoid: tuple[str, ...] = ()
+    """Nodes that they must not be put on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStandbys:
+    """Keep pods of these numbers ready beside the job."""
+
+    numbers: tuple[int, ...]
+    version: int
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssignStandby:
+    """Give a pod that was kept ready a place, in one write; of the annotations None takes one away."""
+
+    name: str
+    uid: str
+    slot: Slot
+    version: int
+    annotations: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +108,8 @@ Action = (
     | SyncService
     | SyncExtras
     | CreatePods
+    | CreateStandbys
+    | AssignStandby
     | CreateBackup
     | DeletePod
     | AnnotatePod

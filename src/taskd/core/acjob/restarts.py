@@ -20,8 +20,8 @@ from typing import Any, Final
 from taskd.core.acjob import backoff, faults, names, recoveryenv
 from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
 from taskd.core.acjob.pods import shape
-from taskd.core.acjob.seen import Nodes, PodSeen, Roster
-from taskd.core.acjob.status import Status, stamp
+from taskd.core.acjob.seen import PENDING, Nodes, PodSeen, Roster
+from taskd.core.acjob.status import Status, moment, stamp
 
 POD_FAILED: Final = "pod-failed"
 EXIT_CODE: Final = "exit-code"
@@ -32,6 +32,7 @@ REQUESTED: Final = "requested"
 RESIZED: Final = "resized"
 REFUSED: Final = " Refused: "
 """Between the cause of a restart and what the API server says against its pods."""
+AVOID_S: Final = 60.0
 OWN_FAILURES: Final = frozenset({POD_FAILED, EXIT_CODE})
 
 
@@ -158,11 +159,14 @@ def begin(status: Status, restart: Restart, now: float) -> Status:
 
 
 def doomed(
-    found: Roster, status: Status, nodes: Nodes, requests: Sequence[Json], *, force: bool
+    found: Roster, status: Status, nodes: Nodes, requests: Sequence[Json], now: float, *, force: bool
 ) -> list[tuple[PodSeen, int | None]]:
-    """The pods that the restart under way still has to remove, each with its grace period."""
+    """The pods that the restart under way still has to remove, each with its grace period.
+
+    Also one that found no node but the one that it was kept off, once that need not be any more.
+    """
     old = [pod for pod in found.regular.values() if not status.stable and pod.version < status.restarts]
-    named = _named(status, requests)
+    named, forced = _named(status, requests), _forced(requests)
     grace = 0 if force else None
     removals: list[tuple[PodSeen, int | None]] = [(pod, 0) for pod in old if nodes.took(pod)]
     removals += [
@@ -172,11 +176,42 @@ def doomed(
     ]
     chosen = {pod.uid for pod, _ in removals}
     removals += [
-        (pod, grace)
+        (pod, 0 if pod.name in forced else grace)
         for pod in found.regular.values()
-        if not pod.deleting and pod.uid not in chosen and pod.version < named.get(pod.name, 0)
+        if pod.uid not in chosen
+        and pod.version < named.get(pod.name, 0)
+        # One that cannot be reached goes only by force, also where somebody asked it to go before.
+        and (not pod.deleting or pod.name in forced)
     ]
+    removals += [(pod, 0) for pod in found.regular.values() if _kept_off(pod) and not _avoids(status, now)]
     return removals
+
+
+def avoided(status: Status, requests: Sequence[Json], now: float) -> tuple[str, ...]:
+    """The nodes that pods of the restart under way are kept off: those on which their like are out of reach.
+
+    Not for long: by then the cluster itself knows whether the node is there.
+    """
+    if not _avoids(status, now):
+        return ()
+    current = [each for each in requests if status.handled.get(str(each.get("id"))) == status.restarts]
+    return tuple(sorted({str(node) for each in current for node in each.get("avoid") or ()}))
+
+
+def avoids_until(found: Roster, status: Status, now: float) -> float | None:
+    """When a pod that waits for a node need not be kept off one any more; None where none does."""
+    began = moment(status.restarted_at) if status.restarted_at else None
+    waits = any(_kept_off(pod) for pod in found.regular.values())
+    return began + AVOID_S if waits and began is not None and _avoids(status, now) else None
+
+
+def _avoids(status: Status, now: float) -> bool:
+    began = moment(status.restarted_at) if status.restarted_at else None
+    return began is not None and now < began + AVOID_S
+
+
+def _kept_off(pod: PodSeen) -> bool:
+    return pod.phase == PENDING and not pod.node and not pod.deleting and names.AVOIDS in pod.annotations
 
 
 def _failed(job: Job, fresh: Sequence[PodSeen], status: Status, now: str) -> Restart | Hopeless | None:
@@ -328,6 +363,13 @@ def _named(status: Status, requests: Sequence[Json]) -> dict[str, int]:
         if answer is not None:
             named |= dict.fromkeys(map(str, request.get("pods") or ()), answer)
     return named
+
+
+def _forced(requests: Sequence[Json]) -> frozenset[str]:
+    """The pods that are out of reach, so that nobody can confirm that they have ended."""
+    return frozenset(
+        str(pod) for request in requests if request.get("force") is True for pod in request.get("pods") or ()
+    )
 
 
 def requests_of(raw: Json) -> tuple[Json, ...]:

@@ -189,6 +189,26 @@ def test_a_spare_node_takes_the_place_of_a_lost_one() -> None:
     assert JobPhase.RECOVERING == play.job.phase
 
 
+def test_a_node_that_comes_while_a_place_is_empty_gets_it() -> None:
+    """A standby that was not there yet, or a pod that was created again under another name: the same fault."""
+    play = keeping()
+    play.lost("1")
+    assert ["0", "2"] == orders(play, Recover)
+    stand(play, "0", state=True)
+    play.effects.clear()
+    play.announce("9")
+
+    assert ["0", "9", "2"] == orders(play, Recover)
+    assert [1] == list(play.incidents)
+    assert ("recover", 3) == (play.incidents[1].strategy, play.job.generation)
+    assert play.job.recovering is not None
+    assert 1 == play.job.recovering.rounds
+    assert "replaced on node 9 (as node 1)" in play.incidents[1].reason
+    play.effects.clear()
+    play.announce("1", "b")
+    assert [] == orders(play, Recover), "its place is taken; it waits as a spare"
+
+
 def test_trouble_is_tried_again_twice_and_then_denied() -> None:
     """The same error at the same step: the third time the rank keeps it, and the job ends with it."""
     play = keeping()

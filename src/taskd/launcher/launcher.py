@@ -236,6 +236,7 @@ class Launcher:
             metrics_port=_port_from_env("TASKD_METRICS_PORT"),
             faults=self._spec.faults,
             port_reserved=True,
+            reach_s=self._spec.pod.reach_s if self._spec.pod is not None else 0.0,
         )
 
     def _proxy_role(self, node: LocalNode) -> RoleProcess:

@@ -73,11 +73,11 @@ class PlaneLink:
         finally:
             stream.cancel()
 
-    async def report_fault(self, ranks: Ranks) -> recover.Status:
-        """Say which ranks are hurt."""
-        return await self._report(
-            "ReportProcessFault", recover.ProcessFaultRequest(self._job_id, _ranks(ranks))
-        )
+    async def report_fault(self, ranks: Ranks, cut: Sequence[int] = ()) -> recover.Status:
+        """Say which ranks are hurt, and, to a plane that wants to know, which pods nobody reaches."""
+        request = recover.ProcessFaultRequest(self._job_id, _ranks(ranks))
+        more = ((recover.CUT_KEY, ",".join(map(str, cut))),) if cut else ()
+        return await self._call("ReportProcessFault", request, recover.Status, more=more)
 
     async def report_stopped(self, code: int, info: str, ranks: Ranks, uuid: str = "") -> recover.Status:
         """Say that the training stands."""
@@ -100,9 +100,16 @@ class PlaneLink:
         """Send a report; ``uuid`` names the order that it answers, to a plane that wants to know."""
         return await self._call(method, request, recover.Status, uuid)
 
-    async def _call(self, method: str, request: object, kind: type[M], uuid: str = "") -> M:
+    async def _call(
+        self,
+        method: str,
+        request: object,
+        kind: type[M],
+        uuid: str = "",
+        more: tuple[tuple[str, str], ...] = (),
+    ) -> M:
         begin: Any = self._channel.unary_unary(recover.RECOVER.path(method))
-        headers = ((recover.UUID_KEY, uuid),) if uuid else ()
+        headers = (*(((recover.UUID_KEY, uuid),) if uuid else ()), *more)
         call = begin(encode(request), timeout=CALL_S, metadata=headers)
         try:
             answer = decode(kind, await call)

@@ -30,7 +30,8 @@ class ManagerConfig:
     """The manager's settings.
 
     A manager.py knows how many nodes there are and nothing else, so with ``adopt_options`` the rest comes
-    from the first launcher that announces itself.
+    from the first launcher that announces itself. A node that is silent for ``reach_s``, and whose machine
+    does not answer either, is given up (0: it is not); one whose machine answers, after ``node_lost_s``.
     """
 
     job: str
@@ -43,5 +44,6 @@ class ManagerConfig:
     adopt_options: bool = False
     port_reserved: bool = False
     node_lost_s: float = NODE_LOST_S
+    reach_s: float = 0.0
     faults: tuple[ScheduledFault, ...] = field(default_factory=tuple)
     succession: Succession | None = None

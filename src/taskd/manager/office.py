@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from taskd.core.jobstate import Job
 from taskd.core.messages import ProxyHello, RosterKept
-from taskd.core.succession import FRESH_S, Candidate, Mandate, Roster, Term, newborn_mandate
+from taskd.core.succession import (
+    FRESH_S,
+    Candidate,
+    Mandate,
+    Roster,
+    Term,
+    is_majority,
+    newborn_mandate,
+)
 from taskd.manager.config import ManagerConfig, Succession
 
 PUSH_EVERY_S = 1.0
@@ -77,11 +85,10 @@ class Office:
         if hello.standby is not None:
             self._candidates[hello.node] = hello.standby
 
-    def hear(self, src: str, now: float) -> None:
+    def hear(self, node: str, now: float) -> None:
         """Note a sign of life of a node: anything that came from there."""
-        parts = src.split("/")
-        if len(parts) > 1:
-            self._heard[parts[1]] = now
+        if node:
+            self._heard[node] = now
 
     def kept(self, message: RosterKept) -> None:
         """Note which roster a node has on disk."""
@@ -101,6 +108,13 @@ class Office:
             self._mandate = self._mandate.hear(present)
             self._decides, self._looked_at = self._mandate.may_decide(present), now
         return self._decides
+
+    def may_spare(self, missed: Collection[str]) -> bool:
+        """Tell whether these can be missed; where more than half are, it is this machine that is cut off."""
+        mandate = self._mandate
+        return mandate is None or not any(
+            is_majority(each, missed) for each in (mandate.roster, mandate.settled)
+        )
 
     def _present(self, now: float, connected: Collection[str]) -> set[str]:
         return {

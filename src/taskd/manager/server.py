@@ -74,6 +74,7 @@ from taskd.core.messages import (
     proxy_address,
     worker_address,
 )
+from taskd.core.reach import Patience
 from taskd.core.status import IncidentStatus, JobPhase, JobStatus
 from taskd.core.switching import why_not
 from taskd.kit import jobs
@@ -91,6 +92,7 @@ from taskd.manager.inquiries import Inquiries
 from taskd.manager.liaison import Liaison
 from taskd.manager.office import Office, begin_succession
 from taskd.manager.questions import pass_on
+from taskd.manager.reaching import Doors
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
     Envelope,
@@ -142,6 +144,9 @@ class Manager:
         self._incidents: dict[int, IncidentStatus] = {}
         self._inquiries = Inquiries()
         self._injector = Injector(self, config.faults)
+        self._doors = Doors(
+            Patience(config.reach_s), self._streams.keys, self._office.may_spare, self._give_up
+        )
         self._liaison = Liaison(plane, self, log) if plane is not None else None
         self._over = asyncio.Event()
         self._ending: Ending | None = None
@@ -164,6 +169,7 @@ class Manager:
         self._lifeline.say(listening=self.port)
         self._log.info("manager_started", port=self.port, incarnation=self.incarnation)
         ticker = asyncio.ensure_future(self._keep_time())
+        doors = asyncio.ensure_future(self._doors.run())
         over = asyncio.ensure_future(self._over.wait())
         liaison = asyncio.ensure_future(self._liaison.run() if self._liaison else self._over.wait())
         try:
@@ -173,7 +179,7 @@ class Manager:
         finally:
             self._save_status()
             await asyncio.sleep(LAST_WORDS_S)
-            for task in (ticker, over, liaison):
+            for task in (ticker, doors, over, liaison):
                 task.cancel()
             await server.stop(0.2)
         if self._ending is None:
@@ -188,7 +194,7 @@ class Manager:
         """The launcher saw an agent of this machine end."""
         known = self.job.nodes.get(node)
         if known is not None and known.announce.pid == pid:
-            self._give_up(node, "its agent died", time.monotonic())
+            self._give_up(node, "its agent died")
 
     async def _keep_time(self) -> None:
         last, saved = time.monotonic(), 0.0
@@ -242,15 +248,16 @@ class Manager:
     def _check_leases(self, now: float) -> None:
         for node, seen in list(self._seen.items()):
             if now - seen > self._config.node_lost_s:
-                self._give_up(node, f"no sign of life for {self._config.node_lost_s:g} s", now)
+                self._give_up(node, f"no sign of life for {self._config.node_lost_s:g} s")
 
-    def _give_up(self, node: str, why: str, now: float) -> None:
+    def _give_up(self, node: str, why: str, *, cut: bool = False) -> None:
         """Count a node as lost; if it speaks again it must announce itself again."""
         self._seen.pop(node, None)
         channel = self._conversations.with_node(node)
         if channel is not None:
+            self._log.warning("given_up", node=node, why=why)
             self._conversations.end(node)
-            self.apply(NodeLost(now, time.time(), node, channel.peer, why))
+            self.apply(NodeLost(time.monotonic(), time.time(), node, channel.peer, why, cut))
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -273,7 +280,7 @@ class Manager:
         if envelope.job != self._config.job:
             self._log.warning("refused", why=f"of job {envelope.job!r}", src=envelope.src)
             return None
-        self._office.hear(envelope.src, time.monotonic())
+        self._hear(envelope.src, time.monotonic())
         if envelope.kind == Notes.__name__ and envelope.dst.startswith("worker/"):
             self._push(envelope.dst.split("/")[1], envelope)
             return None
@@ -289,7 +296,7 @@ class Manager:
                 self._log.warning("agent_gone", node=message.node)
                 channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
-                    self._give_up(message.node, "its agent died", now)
+                    self._give_up(message.node, "its agent died")
             case Progress() | Standing() | Trouble() | Saved() | Coming() | Through():
                 node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
@@ -310,6 +317,12 @@ class Manager:
                 self._log.warning("unexpected", kind=envelope.kind, src=envelope.src)
         return None
 
+    def _hear(self, src: str, now: float) -> None:
+        """Anything that comes from a node is a sign of life."""
+        node = src.partition("/")[2].partition("/")[0]
+        self._office.hear(node, now)
+        self._doors.hear(node, now)
+
     def _greeting(self, node: str, *, replaced: bool = False) -> Envelope:
         """Say who manages; or, to a launcher that a later one has replaced, that it has to go."""
         why = (
@@ -329,6 +342,8 @@ class Manager:
         self._streams[hello.node] = stream
         self._proxy_pids[hello.node] = hello.pid
         self._office.welcome(hello, time.monotonic())
+        if hello.standby is not None and hello.standby.lookout:
+            self._doors.open(hello.node, hello.standby.lookout)
         self._log.info("proxy_joined", node=hello.node, pid=hello.pid)
         stream.send(encode_envelope(self._greeting(hello.node)))
         channel = self._conversations.with_node(hello.node)

@@ -19,6 +19,7 @@ from taskd.wire.proto3 import Method, Service, Tag
 OURS_KEY: Final = "taskd-plane"
 UUID_KEY: Final = "taskd-uuid"
 KEEPS_OLD_KEY: Final = "taskd-keeps-old-pod"
+CUT_KEY: Final = "taskd-cut-pods"
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,8 @@ class Turn:
             return
         origin = {pod: uid for pod, uid in self.episode.origin.items() if pod in pods}
         force = force or self.episode.force or self.state.policy.force
-        self.do(Ask(self.episode.uuid, wish, pods, reason, force, origin))
+        cut = tuple(pod for pod in pods if pod in self.episode.cut)
+        self.do(Ask(self.episode.uuid, wish, pods, reason, force or bool(cut), origin, cut))
 
     def label(self, key: str, value: str | None, pod: int = -1) -> None:
         """Set a label of the job or of a pod."""

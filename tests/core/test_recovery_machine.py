@@ -190,7 +190,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one() -> None:
 
 
 def test_a_node_that_comes_while_a_place_is_empty_gets_it() -> None:
-    """A standby that was not there yet, or a pod that was created again under another name: the same fault."""
+    """A standby that was not there yet, or a pod that was created again under another name."""
     play = keeping()
     play.lost("1")
     assert ["0", "2"] == orders(play, Recover)

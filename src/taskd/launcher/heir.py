@@ -18,9 +18,11 @@ from typing import Protocol
 import msgspec
 
 from taskd.core.succession import (
+    STEADY,
     Answer,
     Candidate,
     Follow,
+    Pace,
     Roster,
     Sight,
     TakeOver,
@@ -80,9 +82,11 @@ class Heir:
         manager: str,
         household: Household,
         around: Neighbourhood | None = None,
+        pace: Pace = STEADY,
     ) -> None:
         """Stand for a node whose launcher could host a manager at an address."""
         self._around = around
+        self._pace = pace
         self._moved: dict[str, Candidate] = {}
         self._surveyed_at = 0.0
         self._leaving = False
@@ -241,7 +245,10 @@ class Heir:
         others = [member for member in roster.members if member.node != self._node]
         now_at = [self._moved.get(member.node, member) for member in others]
         found = await asyncio.gather(
-            *(ask(member.lookout, member.node, self._job, self._token, self.me) for member in now_at)
+            *(
+                ask(member.lookout, member.node, self._job, self._token, self.me, self._pace.answer_s)
+                for member in now_at
+            )
         )
         for answer, theirs in found:
             if answer.sight is Sight.ANSWERED and theirs is not None and theirs.run == roster.run:
@@ -313,7 +320,7 @@ class Heir:
         if self._away_since is None or self._roster != roster:
             return  # it came back meanwhile, or somebody knows a later roster: ask those
         away_s = time.monotonic() - since
-        decision = decide_succession(self._node, roster, self.term, away_s, answers)
+        decision = decide_succession(self._node, roster, self.term, away_s, answers, self._pace)
         match decision:
             case Wait():
                 if decision.hopeless:

@@ -64,10 +64,15 @@ async def open_lookout(
 
 
 async def ask(
-    address: str, node: str, job: str, token: str, who: Candidate | None = None
+    address: str,
+    node: str,
+    job: str,
+    token: str,
+    who: Candidate | None = None,
+    limit_s: float = ANSWER_S,
 ) -> tuple[Answer, Roster | None]:
-    """Ask the launcher of a node; never fails, and never takes much longer than a second."""
-    word = await ask_anyone(address, job, token, who)
+    """Ask the launcher of a node; never fails, and never takes much longer than the limit."""
+    word = await ask_anyone(address, job, token, who, limit_s)
     if isinstance(word, Sight):
         return Answer(word), None
     if word.node != node:
@@ -75,12 +80,14 @@ async def ask(
     return Answer(Sight.ANSWERED, word.term, word.manager), word.roster
 
 
-async def ask_anyone(address: str, job: str, token: str, who: Candidate | None = None) -> Word | Sight:
-    """Ask whatever launcher is at an address or name; never fails, nor takes much more than a second."""
+async def ask_anyone(
+    address: str, job: str, token: str, who: Candidate | None = None, limit_s: float = ANSWER_S
+) -> Word | Sight:
+    """Ask whatever launcher is at an address or name; never fails, nor takes much more than the limit."""
     host, _, port = address.rpartition(":")
     writer: asyncio.StreamWriter | None = None
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(limit_s):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=LINE_LIMIT)
             writer.write(msgspec.json.encode(Question(job, token, who)) + b"\n")
             line = await reader.readline()
@@ -89,7 +96,8 @@ async def ask_anyone(address: str, job: str, token: str, who: Candidate | None =
         # Nobody is there, or somebody else.
         return Sight.REFUSED
     except (OSError, TimeoutError, ValueError):
-        return Sight.SILENT
+        # Its kernel took the connection: the machine is there, and has too much to do, or was stopped.
+        return Sight.SILENT if writer is None else Sight.BUSY
     finally:
         if writer is not None:
             writer.close()

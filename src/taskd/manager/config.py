@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions, ScheduledFault
-from taskd.core.succession import Roster, Term
+from taskd.core.succession import STEADY, Pace, Roster, Term
 
 # Longer than a launcher needs to replace a proxy that hangs: the node behind it is well.
 NODE_LOST_S = 15.0
@@ -45,5 +45,6 @@ class ManagerConfig:
     port_reserved: bool = False
     node_lost_s: float = NODE_LOST_S
     reach_s: float = 0.0
+    pace: Pace = STEADY
     faults: tuple[ScheduledFault, ...] = field(default_factory=tuple)
     succession: Succession | None = None

@@ -10,7 +10,6 @@ from dataclasses import replace
 from taskd.core.jobstate import Job
 from taskd.core.messages import ProxyHello, RosterKept
 from taskd.core.succession import (
-    FRESH_S,
     Candidate,
     Mandate,
     Roster,
@@ -75,8 +74,12 @@ class Office:
     def is_replaced(self, hello: ProxyHello, now: float) -> bool:
         """Tell whether a later launcher of that node is here: this one was given up, and comes back."""
         here = self._candidates.get(hello.node)
-        fresh = now - self._heard.get(hello.node, now - 2 * FRESH_S) <= FRESH_S
+        fresh = self._is_fresh(hello.node, now)
         return here is not None and hello.standby is not None and fresh and hello.standby.born < here.born
+
+    def _is_fresh(self, node: str, now: float) -> bool:
+        heard = self._heard.get(node)
+        return heard is not None and now - heard <= self._config.pace.fresh_s
 
     def welcome(self, hello: ProxyHello, now: float) -> None:
         """Note a proxy that came."""
@@ -120,7 +123,7 @@ class Office:
         return {
             node
             for node in connected
-            if now - self._heard.get(node, now - 2 * FRESH_S) <= FRESH_S
+            if self._is_fresh(node, now)
             # Who knows a later roster than this manager began with may be a voter of another one.
             and (self.elected or self._brought.get(node, self._base) <= self._base)
         }

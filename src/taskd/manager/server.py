@@ -108,7 +108,6 @@ from taskd.wire.envelope import (
 
 # While something is under way or another manager may be elected, and while nothing is.
 TICK_S, CALM_TICK_S = 0.2, 0.5
-STALL_S = 2.0
 STATUS_EVERY_S = 1.0
 LAST_WORDS_S = 0.2
 SOON_S = 0.005
@@ -201,7 +200,7 @@ class Manager:
         while True:
             await asyncio.sleep(CALM_TICK_S if self._is_calm() else TICK_S)
             now = time.monotonic()
-            if now - last > STALL_S:
+            if now - last > self._config.pace.stall_s:
                 # This process did not run for a while (stopped, or starved): nobody else is to blame.
                 self._seen = dict.fromkeys(self._seen, now)
                 self._office.forget_all()
@@ -241,7 +240,7 @@ class Manager:
 
     def _decides(self, now: float) -> bool:
         """Tell whether this manager may decide now; not if it cannot know who is there."""
-        if now - self._ticked_at > STALL_S and self._config.succession is not None:
+        if now - self._ticked_at > self._config.pace.stall_s and self._config.succession is not None:
             return False
         return self._office.may_decide(now, self._streams)
 

@@ -282,7 +282,7 @@ def test_a_pod_that_is_gone_does_not_go_on_in_place() -> None:
 
 @pytest.mark.parametrize("strategies", ["recover", "recover-in-place,recover", "recover-in-place"])
 def test_a_pod_that_nobody_reaches_is_replaced_by_force_and_elsewhere(strategies: str) -> None:
-    """The cluster still shows it as running, and nothing is wrong with its devices as far as anybody knows."""
+    """The cluster still shows it as running, and nothing is known to be wrong with its devices."""
     play = Play.of(strategies, size=3)
     play.feed(FaultsReported((("9", "1"),), cut=(1,)))
     play.feed(StopReported(0))

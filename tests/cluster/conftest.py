@@ -6,6 +6,7 @@ packages, no Go), the tests are skipped with one line that says what is missing;
 failure.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,11 +19,13 @@ from taskd.testing.cluster import NOT_SHOWN, RealCluster, RealNodes, borrowed, r
 from taskd.testing.kube import Unavailable
 from tests.cluster.jobs import NAME, WORLD, PodJob, install_definition
 from tests.cluster.pods import column
-from tests.kube.operator.site import Controller, Site
+from tests.kube.operator.site import Controller, Site, until
+from tests.kube.plane.manager import find_port
 from tests.left_out import leave_out
 from tests.train.runs import Run, read_run
 
 LIMIT_S = 400
+Planned = tuple[Site, str]
 
 
 class UndisturbedRun(NamedTuple):
@@ -91,6 +94,18 @@ def site(cluster: RealNodes, namespace: str, definition: None, tmp_path: Path) -
     """The jobs of the test's namespace, with a running `taskd controller`."""
     with controlled(cluster, namespace, tmp_path) as found:
         yield found
+
+
+@pytest.fixture
+def planned(cluster: RealNodes, namespace: str, definition: None, tmp_path: Path) -> Iterator[Planned]:
+    """The jobs of the test's namespace with a controller that is a plane too; and where that is."""
+    found = re.search(r"https://([0-9.]+):", cluster.kubeconfig.read_text())
+    assert found is not None
+    host = found[1]
+    flags = ("--plane", "--plane-insecure", "--plane-listen", f"{host}:0")
+    with controlled(cluster, namespace, tmp_path, *flags) as site:
+        port = until(lambda: find_port(tmp_path / "controller.log"))
+        yield site, f"{host}:{port}"
 
 
 @contextmanager

@@ -22,6 +22,8 @@ exec taskd run --nnodes $((WORLD_SIZE / LOCAL_WORLD_SIZE)) --node-rank $RANK \
   --spares {spares} {script} --out {out} --steps {steps} --pause {pause}
 """
 
+SHORT = "exec taskd run --spares {spares} {script} --out {out} --steps {steps} --pause {pause}"
+
 
 class PodJob:
     """One AscendJob of a master and two workers with two ranks each, which keep a ledger in `out`."""
@@ -35,18 +37,23 @@ class PodJob:
         pause_s: float = 0.05,
         spares: int = 0,
         plane: str = "",
+        standbys: int = 0,
+        short: bool = False,
     ) -> None:
         self.cluster = cluster
         self.site = site
         self.out = out
         self._pause_s = pause_s
         self._spares = spares  # each pod with some imports torch once more
+        self._standbys = standbys
+        self._script = SHORT if standbys or short else SCRIPT
         self._plane = plane  # where a control plane is, for a job that has one
         out.mkdir(parents=True, exist_ok=True)
 
     def submit(self, strategy: str) -> None:
         """Apply it."""
         notes = {"taskd.io/processes-per-pod": str(PER_POD), "recover-strategy": strategy}
+        notes |= {"taskd.io/standby-pods": str(self._standbys)} if self._standbys else {}
         roles = {"Master": self._role(1), "Worker": self._role(len(PODS) - 1)}
         self.site.submit(
             {
@@ -62,7 +69,7 @@ class PodJob:
 
     def _role(self, count: int) -> dict[str, Any]:
         parts = self.cluster.training_volumes([self.out])
-        script = SCRIPT.format(
+        script = self._script.format(
             script=DDP, out=self.out, steps=STEPS, pause=self._pause_s, spares=self._spares
         )
         container = parts.container("/bin/bash", "-c", script)

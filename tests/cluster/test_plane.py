@@ -4,38 +4,22 @@ Controller and plane run on the machine; managers in pods reach the plane over t
 """
 
 import os
-import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from taskd.testing.cluster import RealNodes
-from tests.cluster.conftest import UndisturbedRun, controlled
+from tests.cluster.conftest import Planned, UndisturbedRun
 from tests.cluster.jobs import NAME, PODS, WORLD, PodJob
 from tests.cluster.pods import column
-from tests.kube.operator.site import Site, until
-from tests.kube.plane.manager import find_port
+from tests.kube.operator.site import Site
 from tests.train.runs import assert_same
 
 pytestmark = pytest.mark.slow
 
 VICTIM = 3
-Planned = tuple[Site, str]
 RESTARTS = ".status.containerStatuses[0].restartCount"
-
-
-@pytest.fixture
-def planned(cluster: RealNodes, namespace: str, definition: None, tmp_path: Path) -> Iterator[Planned]:
-    """The jobs of the test's namespace with a controller that is a plane too; and where that is."""
-    found = re.search(r"https://([0-9.]+):", cluster.kubeconfig.read_text())
-    assert found is not None
-    host = found[1]
-    flags = ("--plane", "--plane-insecure", "--plane-listen", f"{host}:0")
-    with controlled(cluster, namespace, tmp_path, *flags) as site:
-        port = until(lambda: find_port(tmp_path / "controller.log"))
-        yield site, f"{host}:{port}"
 
 
 def told(site: Site) -> list[str]:

@@ -62,7 +62,7 @@ EXPECTED = {
         },
     ),
     "pytorch_standby.yaml": Becomes(
-        ("master-0", "worker-0", "worker-1", "standby-0"), {"WORLD_SIZE": "6", "TASKD_SPARE_POD": "1"}
+        ("master-0", "standby-0", "worker-0", "worker-1"), {"WORLD_SIZE": "6", "RANK": "2"}
     ),
     "mindie_inference.yaml": Becomes(LED, {"MINDX_TASK_ID": "mindie1", "APP_TYPE": "mindie-ms-server"}),
 }

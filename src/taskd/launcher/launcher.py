@@ -524,8 +524,9 @@ def _neighbours(spec: LaunchSpec, topology: Topology, token: str) -> Neighbourho
     if pod is None:
         return None
     leader = join_address(spec.master_addr, topology.manager_port)
-    hosts = topology.hosts_manager
-    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=hosts)
+    # Whoever stands by has no neighbours by rank, and those who are left may have stood by themselves.
+    wide = topology.hosts_manager or pod.spare
+    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=wide)
 
 
 async def _run(spec: LaunchSpec, topology: Topology) -> int:

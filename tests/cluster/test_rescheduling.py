@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from taskd.testing.cluster import RealNodes
-from tests.cluster.conftest import controlled
+from tests.cluster.conftest import Planned, controlled
 from tests.cluster.pods import column
-from tests.cluster.test_plane import planned  # noqa: F401 - a fixture
 from tests.core.faults.scenes import device_info, fault
 from tests.kube.operator.site import Site, until
 from tests.train.runs import DDP
@@ -132,11 +131,11 @@ def broken_device(cluster: RealNodes, node: str) -> Iterator[None]:
 
 def test_only_the_pod_on_the_broken_device_moves(
     cluster: RealNodes,
-    planned: tuple[Site, str],  # noqa: F811 - the fixture
+    planned: Planned,
     tmp_path: Path,
 ) -> None:
     """S2-2: the other pod keeps its UID and restarts its process once; the bits are those of a calm run."""
-    site, plane = planned
+    site, plane = planned.site, planned.plane
     with cluster.namespace("calm") as namespace, controlled(cluster, namespace, tmp_path) as calm:
         quiet = Pair(cluster, calm, tmp_path / "calm")
         quiet.submit({})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core.consulting import offers
-from taskd.core.jobstate import Advised, Consult, PlaneChanged, Refuse, Ticked, Warned
+from taskd.core.jobstate import Advised, Consult, NodeLost, PlaneChanged, Refuse, Ticked, Warned
 from taskd.core.messages import Finish, Recover, Start, Stop, Trouble
 from taskd.core.status import JobPhase
 from tests.core.scenes import KILLED, Scene
@@ -40,6 +40,17 @@ def test_a_death_is_told_before_it_is_answered() -> None:
     assert [((1, "1"),)] == asked(play)
     assert [] == orders(play, Recover)
     assert JobPhase.RUNNING is play.job.phase
+
+
+def test_the_plane_hears_which_nodes_nobody_reaches() -> None:
+    """It must not wait for somebody there to confirm anything; an agent that died is another matter."""
+    play = planned()
+    play.lost("1")
+    play.step(NodeLost(play.at(), play.now, "2", "2a", "it is out of reach", cut=True))
+
+    told = [effect for effect in play.effects if isinstance(effect, Consult)]
+    assert [(), (2,)] == [effect.cut for effect in told]
+    assert ((1, "1"), (2, "1")) == told[-1].ranks
 
 
 def test_the_decision_is_carried_out_and_named() -> None:

@@ -111,3 +111,13 @@ def test_a_range_that_is_none_is_refused(text: str) -> None:
     """A mistake in the variable is said and not guessed at."""
     with pytest.raises(VariableError, match="TASKD_PEERS"):
         parse_peers(text)
+
+
+def test_how_long_a_pod_may_be_out_of_reach_can_be_said() -> None:
+    """Less than a second would give up pods that are only late; 0 means never."""
+    env = PODS["job-worker-1"]
+    given = {text: read_pod({**env, "TASKD_REACH_S": text}, "job-worker-1") for text in ("", "4.5", "0")}
+    assert [1.5, 4.5, 0.0] == [facts.place.reach_s for facts in given.values() if facts]
+    for wrong in ("0.5", "-1", "soon", "nan"):
+        with pytest.raises(VariableError, match="TASKD_REACH_S"):
+            read_pod({**env, "TASKD_REACH_S": wrong}, "job-worker-1")

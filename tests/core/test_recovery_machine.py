@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core import node as node_machine
-from taskd.core.jobstate import SendOrder, SendWorkers, Ticked
+from taskd.core.jobstate import NodeAnnounced, SendOrder, SendWorkers, Ticked
 from taskd.core.launch import JobOptions, Plan, compute_places
 from taskd.core.messages import (
+    Announce,
     Denied,
     NodePhase,
     Progress,
@@ -187,6 +188,40 @@ def test_a_spare_node_takes_the_place_of_a_lost_one() -> None:
     assert "recover" == play.incidents[1].strategy
     play.announce("1", "b")
     assert JobPhase.RECOVERING == play.job.phase
+
+
+def test_those_who_stand_by_are_taken_in_the_order_of_their_names() -> None:
+    """Whoever came first; and before a node that is only free."""
+    play = keeping()
+    play.announce("9")
+    for name in ("standby-j-standby-10", "standby-j-standby-2"):
+        message = Announce(name, -1, "10.0.0.1", "host", 1, "boot", 1, 29500, spare=True)
+        play.step(NodeAnnounced(play.at(), play.now, f"{name}a", message))
+    for lost in ("1", "2"):
+        play.lost(lost)
+
+    assert play.job.plan is not None
+    assert ["0", "standby-j-standby-2", "standby-j-standby-10"] == [p.node for p in play.job.plan.places]
+
+
+def test_a_node_that_comes_while_a_place_is_empty_gets_it() -> None:
+    """A standby that was not there yet, or a pod that was created again under another name."""
+    play = keeping()
+    play.lost("1")
+    assert ["0", "2"] == orders(play, Recover)
+    stand(play, "0", state=True)
+    play.effects.clear()
+    play.announce("9")
+
+    assert ["0", "9", "2"] == orders(play, Recover)
+    assert [1] == list(play.incidents)
+    assert ("recover", 3) == (play.incidents[1].strategy, play.job.generation)
+    assert play.job.recovering is not None
+    assert 1 == play.job.recovering.rounds
+    assert "replaced on node 9 (as node 1)" in play.incidents[1].reason
+    play.effects.clear()
+    play.announce("1", "b")
+    assert [] == orders(play, Recover), "its place is taken; it waits as a spare"
 
 
 def test_trouble_is_tried_again_twice_and_then_denied() -> None:

@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core.succession import (
-    LEASE_S,
     REBORN_S,
-    REFUSED_S,
-    SILENT_S,
+    STEADY,
     Answer,
     Candidate,
     Follow,
@@ -20,6 +18,7 @@ from taskd.core.succession import (
     Wait,
     decide_succession,
     newborn_mandate,
+    pace_of,
 )
 
 NODES = "abcde"
@@ -50,7 +49,7 @@ def decide(me: str, away_s: float, nodes: str = "abc", **answers: Answer) -> Wai
 
 def test_the_next_in_the_roster_takes_over_when_the_manager_s_launcher_is_dead() -> None:
     """A refused connection is soon enough: the kernel ends the manager with its launcher."""
-    deed = decide("b", REFUSED_S, a=REFUSED, c=SAME)
+    deed = decide("b", STEADY.refused_s, a=REFUSED, c=SAME)
 
     assert isinstance(deed, TakeOver)
     assert (Term(2, "b"), ("a",)) == (deed.term, deed.lost)
@@ -69,8 +68,8 @@ def test_a_launcher_that_answers_keeps_its_manager() -> None:
 
 def test_a_silent_machine_is_given_more_time_than_a_dead_one() -> None:
     """It may be a hiccup of the network."""
-    assert isinstance(decide("b", SILENT_S - 0.1, a=SILENT, c=SAME), Wait)
-    assert isinstance(decide("b", SILENT_S, a=SILENT, c=SAME), TakeOver)
+    assert isinstance(decide("b", STEADY.silent_s - 0.1, a=SILENT, c=SAME), Wait)
+    assert isinstance(decide("b", STEADY.silent_s, a=SILENT, c=SAME), TakeOver)
 
 
 @pytest.mark.parametrize("nodes", ["ab", "abc", "abcd"])
@@ -90,13 +89,13 @@ def test_a_later_manager_is_followed_once_the_old_one_cannot_count_on_us() -> No
     there = Follow(Term(2, "b"), "b:1")
 
     assert there == decide("c", 0.0, a=REFUSED, b=LATER)
-    assert isinstance(decide("c", LEASE_S - 0.1, a=SILENT, b=LATER), Wait)
-    assert there == decide("c", LEASE_S, a=SILENT, b=LATER)
+    assert isinstance(decide("c", STEADY.lease_s - 0.1, a=SILENT, b=LATER), Wait)
+    assert there == decide("c", STEADY.lease_s, a=SILENT, b=LATER)
 
 
 def test_another_launcher_at_the_old_place_is_not_the_old_manager() -> None:
     """It was started again and knows nothing; the next one takes over."""
-    assert isinstance(decide("b", REFUSED_S, a=Answer(Sight.ANSWERED), c=SAME), TakeOver)
+    assert isinstance(decide("b", STEADY.refused_s, a=Answer(Sight.ANSWERED), c=SAME), TakeOver)
 
 
 def test_a_node_outside_the_roster_never_takes_over() -> None:
@@ -200,3 +199,34 @@ def test_a_later_manager_goes_before_a_pod_that_was_created_again() -> None:
     back = Answer(Sight.ANSWERED, Term(), "", reborn=True)
 
     assert Follow(Term(2, "b"), "b:1") == decide("c", 0.0, a=back, b=LATER)
+
+
+# --- how quickly -----------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.0, 100.0))
+def test_at_every_pace_the_old_manager_has_stopped_before_another_begins(reach_s: float) -> None:
+    """It counts nobody any more who has been away for as long as somebody who goes over must have been."""
+    pace = pace_of(reach_s)
+    assert pace.fresh_s + pace.stall_s <= pace.lease_s + 1e-9
+    assert pace.lease_s <= pace.silent_s <= pace.busy_s
+    assert 2 * pace.kept_every_s <= pace.fresh_s
+    assert 3 * pace.kept_every_s <= pace.silence_s
+
+
+def test_pods_miss_each_other_soon_and_other_machines_as_before() -> None:
+    quick = pace_of(1.5)
+    assert STEADY == pace_of(0.0)
+    assert quick.silence_s + quick.silent_s < 4.0
+    assert STEADY == pace_of(60.0)
+
+
+def test_a_manager_s_machine_that_takes_connections_is_given_time() -> None:
+    """It may have been stopped, or have too much to do; only one whose kernel is silent is cut off."""
+    quick, busy = pace_of(1.5), Answer(Sight.BUSY)
+    soon = decide_succession("b", roster("abc"), FIRST, 3.0, {"a": busy, "c": SAME}, quick)
+    late = decide_succession("b", roster("abc"), FIRST, quick.busy_s, {"a": busy, "c": SAME}, quick)
+    cut = decide_succession("b", roster("abc"), FIRST, 3.0, {"a": SILENT, "c": SAME}, quick)
+    assert isinstance(soon, Wait)
+    assert isinstance(late, TakeOver)
+    assert isinstance(cut, TakeOver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 
 from taskd.cli import client
 from taskd.cli.errors import ManagerRefused, ManagerUnreachable
+from taskd.core.reach import Knock
 from taskd.core.succession import Candidate, Sight
 from taskd.kit.issuing import Issued
 from taskd.kit.papers import NO_PAPERS, JobPapers, PapersError, read_papers
 from taskd.launcher.lookout import Word, ask_anyone, close_lookout, open_lookout
+from taskd.links.knock import knock
 from taskd.links.rpc import CALL, ServerStream, connect_rpc, serve_rpc
 from taskd.links.tls import channel_credentials
 from tests.links.papers import DAY_S, authority, job_papers, leaf, show
@@ -210,6 +213,26 @@ async def test_launchers_say_nothing_to_anybody_else(mine: JobPapers, others: Jo
         # Another job's certificate, from one who does not care whom it asks.
         pretender = JobPapers(others.directory, MINE)
         assert isinstance(await ask_anyone(address, "job", "", None, pretender), Sight)
+
+
+async def test_a_machine_that_is_too_busy_for_a_handshake_is_there(mine: JobPapers) -> None:
+    """Its kernel takes the connection; it has the time of one that is busy, not of one that is cut off."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        assert Sight.BUSY is await ask_anyone(address, "job", "", None, mine, limit_s=0.2)
+    assert Sight.REFUSED is await ask_anyone(address, "job", "", None, mine, limit_s=0.2)
+
+
+async def test_whoever_only_knocks_shows_no_certificate(
+    mine: JobPapers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel answers; the launcher behind it neither complains nor misses its next caller."""
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
+    async with lookout(mine) as address:
+        assert [Knock.OPEN] * 20 == [await knock(address, LIMIT_S) for _ in range(20)]
+        assert Word("node-0") == await ask_anyone(address, "job", "", None, mine)
+    assert ([], []) == (problems, caplog.records)
 
 
 async def test_a_lookout_takes_up_renewed_certificates(

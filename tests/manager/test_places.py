@@ -4,7 +4,7 @@ import pytest
 
 from taskd.core.launch import JobOptions, Plan, compute_places
 from taskd.core.messages import MANAGER, PlaceAsked, PlaceHeld, worker_address
-from taskd.core.succession import FRESH_S, Candidate, Roster, Term
+from taskd.core.succession import STEADY, Candidate, Roster, Term
 from taskd.manager.config import ManagerConfig, Succession
 from taskd.manager.office import STALE_S, Office
 from taskd.manager.questions import confirm
@@ -23,7 +23,7 @@ def make_office(now: float) -> Office:
 def hear_all(office: Office, now: float) -> None:
     """A sign of life of each of the others."""
     for node in ("b", "c"):
-        office.hear(f"agent/{node}", now)
+        office.hear(node, now)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_what_was_in_the_sockets_while_a_manager_slept_is_no_sign_of_life() -> N
 
     hear_all(office, 200.2 + STALE_S)
     assert office.may_decide(200.3 + STALE_S, NODES)
-    assert not office.may_decide(200.3 + STALE_S + 2 * FRESH_S, NODES)
+    assert not office.may_decide(200.3 + STALE_S + 2 * STEADY.fresh_s, NODES)

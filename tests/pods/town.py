@@ -42,9 +42,9 @@ NEEDS = [
 ]
 
 
-def cpu_job(workers: int, processes: int, strategy: str = "", **labels: str) -> Job:
+def cpu_job(workers: int, processes: int, strategy: str = "", standbys: int = 0, **labels: str) -> Job:
     """An AscendJob without devices."""
-    annotations = {names.PROCESSES_PER_POD: str(processes)}
+    annotations = {names.PROCESSES_PER_POD: str(processes), names.STANDBY_PODS: str(standbys)}
     annotations |= {names.RECOVER_STRATEGY: strategy} if strategy else {}
     template = make_template(devices=0, container={"ports": [{"containerPort": 9601, "name": "taskd-port"}]})
     return make_job(workers=workers, leader=template, worker=template, annotations=annotations, labels=labels)
@@ -141,7 +141,7 @@ class Town:
         self._numbers = itertools.count(1)
         self._mark = secrets.token_hex(3)
         self._bridge = f"br{self._mark}"
-        self._links: list[str] = []
+        self._cables: dict[str, str] = {}
         self._lock = threading.Lock()
         self.hosts = home / "hosts"
         self.hosts.write_text("127.0.0.1 localhost\n")
@@ -180,6 +180,7 @@ class Town:
             link = f"v{self._mark}{next(self._numbers)}"
         self._in_bridge(f"ip link add {link} type veth peer name eth0 netns {init}")
         self._in_bridge(f"ip link set {link} master {self._bridge} up")
+        self._cables[address] = link
         inside = ["nsenter", f"--net=/proc/{init}/ns/net", "ip"]
         subprocess.run([*inside, "addr", "add", f"{address}/24", "dev", "eth0"], check=True)
         subprocess.run([*inside, "link", "set", "eth0", "up"], check=True)
@@ -189,13 +190,28 @@ class Town:
         """Create the pod of a rank, at an address that no pod had before, and publish its name."""
         slot = Slot("Master", 0) if rank == 0 else Slot("Worker", rank - 1)
         manifest = self._maker.pod(slot, version, name=name)
+        return self._start(manifest, words, leads=rank == 0 and not name)
+
+    def start_standby(self, number: int = 0) -> Pod:
+        """Create a pod that is kept ready."""
+        return self._start(self._maker.standby(number, 0), (), leads=False)
+
+    def cut(self, pod: Pod) -> None:
+        """Pull the cable of a pod: what it runs goes on, and nobody hears of it."""
+        self._in_bridge(f"ip link set {self._cables[pod.address]} down")
+
+    def mend(self, pod: Pod) -> None:
+        """Plug it in again."""
+        self._in_bridge(f"ip link set {self._cables[pod.address]} up")
+
+    def _start(self, manifest: Mapping[str, Any], words: tuple[str, ...], *, leads: bool) -> Pod:
         number = next(self._numbers)
         address = f"10.213.0.{number}"
         host = manifest["spec"]["hostname"]
         self._names[host] = address
         listed = "".join(f"{ip} {each} {each}.acjob-pods\n" for each, ip in self._names.items())
         self.hosts.write_text(f"127.0.0.1 localhost\n{listed}")  # in place: pods have this very file mounted
-        if rank == 0 and not name:
+        if leads:
             self._target.write_text(address)
         pod = Pod(self.home / f"{host}-{number}", self, manifest, address, *(words or self._words))
         self.pods.append(pod)

@@ -54,7 +54,7 @@ def ask(job: Job, now: float, fault: Fault) -> Outcome:
         return replace(job, consulting=replace(before, faults=faults)), ()
     asked = Consulting(faults, ranks, before.since if before else now)
     job = replace(job, consulting=asked, reason=f"{chief(faults).culprit.what}; the control plane is asked")
-    return job, (Consult(tuple(sorted(ranks.items())), chief(faults).culprit.what),)
+    return job, (Consult(tuple(sorted(ranks.items())), chief(faults).culprit.what, _cut_off(job, faults)),)
 
 
 def chief(faults: Sequence[Fault]) -> Fault:
@@ -93,6 +93,11 @@ def on_broken_devices(asked: Consulting | None) -> frozenset[int]:
     """Return the ranks that need a new process although the old one may live."""
     faults = asked.faults if asked else ()
     return frozenset(rank for each in faults if each.kind == DEVICE for rank in each.ranks)
+
+
+def _cut_off(job: Job, faults: Sequence[Fault]) -> tuple[int, ...]:
+    places = [job.plan.place_of(each.culprit.node) for each in faults if each.cut] if job.plan else []
+    return tuple(sorted({place.node_rank for place in places if place is not None}))
 
 
 def _ranks(job: Job, fault: Fault) -> Sequence[int]:

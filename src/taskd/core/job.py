@@ -100,6 +100,7 @@ from taskd.core.recovery import (
     begin_recovery,
     has_survivors,
     propose,
+    take_in,
     take_progress,
     take_standing,
     take_trouble,
@@ -242,7 +243,9 @@ def _announced(job: Job, event: NodeAnnounced) -> Outcome:
         job, effects = when_stopped(job, event.now)
         return job, (*stop, *effects)
     if not is_member(job, key):
-        return job, stop_leftovers(job, node)
+        # A standby may come, or a pod be created again, while the place of another one is empty.
+        given = take_in(job, event.now) if job.phase is JobPhase.RECOVERING else None
+        return given if given is not None else (job, stop_leftovers(job, node))
     missed = job.recovering.order if job.recovering else None
     late = job.phase is JobPhase.RECOVERING and missed is not None and node.generation < job.generation
     if late and missed is not None and has_survivors(node, missed):
@@ -277,7 +280,7 @@ def _lost(job: Job, event: NodeLost) -> Outcome:
                 return check_success(count_as_finished(job, job.nodes[event.node]), event.now)
             job = replace(job, node_lost_at=event.now)
             what = f"node {node_label(job, event.node)} was lost: {event.why}"
-            fault = Fault("node", Culprit(event.node, what, ExitCode.FAILED))
+            fault = Fault("node", Culprit(event.node, what, ExitCode.FAILED), cut=event.cut)
             return answer(job, event.now, event.stamp, fault)
         case _:
             return job, ()

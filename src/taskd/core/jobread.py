@@ -87,7 +87,11 @@ def next_generation(job: Job) -> int:
 
 
 def find_spare(job: Job, place: NodePlace, taken: set[str]) -> Node | None:
-    """Find a node that nobody uses and that has room for the ranks of a place."""
+    """Find a node that nobody uses and that has room for the ranks of a place.
+
+    Those that stand by come first, in the order of their names: an operator that gives their pods the places
+    of lost ones goes by the same order, and nobody has to tell the other.
+    """
     spares = [
         node
         for key, node in job.nodes.items()
@@ -96,7 +100,12 @@ def find_spare(job: Job, place: NodePlace, taken: set[str]) -> Node | None:
         and is_quiet(node)
         and node.announce.local_world >= place.local_world
     ]
-    return min(spares, key=lambda node: node.order_of_joining, default=None)
+    return min(spares, key=_turn, default=None)
+
+
+def _turn(node: Node) -> tuple[bool, int, str, int]:
+    name = node.key if node.announce.spare else ""
+    return not node.announce.spare, len(name), name, node.order_of_joining
 
 
 def node_label(job: Job, key: str) -> str:

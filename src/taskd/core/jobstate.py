@@ -152,6 +152,7 @@ class Fault:
     report: WorkerExited | None = None
     noticed_at: float = 0.0
     ranks: tuple[int, ...] = ()  # who is hurt, where somebody else says so
+    cut: bool = False  # the node may live on, but nobody reaches it
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +211,14 @@ class NodeAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """An agent is known to be dead, or was silent for too long."""
+    """An agent is dead, or was silent for too long; ``cut``: its machine does not answer either."""
 
     now: float
     stamp: float
     node: str
     incarnation: str
     why: str
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,10 +361,14 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Consult:
-    """Tell the control plane of a fault and wait for its decision; the pairs are rank and kind of fault."""
+    """Tell the control plane of a fault and wait for its decision; the pairs are rank and kind of fault.
+
+    ``cut`` are the node ranks that nobody reaches: nobody can end anything there either.
+    """
 
     ranks: tuple[tuple[int, str], ...]
     what: str
+    cut: tuple[int, ...] = ()
 
 
 Effect = SendOrder | SendWorkers | RecordIncident | EndJob | Refuse | Consult

@@ -90,9 +90,10 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class ReportFault:
-    """Tell the plane which ranks are hurt."""
+    """Tell the plane which ranks are hurt, and which nodes nobody reaches."""
 
     ranks: tuple[tuple[int, str], ...]
+    cut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +179,10 @@ Outcome = tuple[Talk, tuple[Deed, ...]]
 # --- the job's side --------------------------------------------------------------------------------------
 
 
-def ask(talk: Talk, ranks: Sequence[tuple[int, str]]) -> Outcome:
+def ask(talk: Talk, ranks: Sequence[tuple[int, str]], cut: Sequence[int] = ()) -> Outcome:
     """The job has a fault, or learned more of it."""
     told = tuple(sorted(ranks))
-    deeds: tuple[Deed, ...] = (ReportFault(told),)
+    deeds: tuple[Deed, ...] = (ReportFault(told, tuple(cut)),)
     if talk.stage is Stage.WARNED:
         deeds += (ReportStopped(OK, STANDS, told),)
     return replace(talk, stage=Stage.ASKED, ranks=told), deeds

@@ -26,6 +26,9 @@ WORLD: Final = "WORLD_SIZE"
 ADDRESS: Final = "POD_IP"
 MANAGER_PORT: Final = "TASKD_MANAGER_PORT"
 SPARE: Final = "TASKD_SPARE_POD"
+REACH: Final = "TASKD_REACH_S"
+DEFAULT_REACH_S: Final = 1.5
+LEAST_REACH_S: Final = 1.0
 _TYPE: Final = "REPLICA_TYPE"
 _IN_TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
 _RANGE: Final = re.compile(r"(.*)\[(\d{1,5})-(\d{1,5})\](.*)")
@@ -36,13 +39,15 @@ _MOST_PEERS: Final = 20_000
 class PodPlace:
     """Where a launcher finds the others of its job, and whether it stands by for one of them.
 
-    ``peers`` are the host names of all pods in the order of their ranks; none where pods have no names.
+    ``peers`` are the host names of all pods in the order of their ranks; none where pods have no names. A pod
+    that is not heard for ``reach_s``, and whose machine does not answer either, is given up; 0: it is not.
     """
 
     address: str = ""
     name: str = ""
     peers: tuple[str, ...] = ()
     spare: bool = False
+    reach_s: float = DEFAULT_REACH_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,21 @@ def read_pod(env: Mapping[str, str], hostname: str, *, counted: bool = False) ->
     own = peers[int(rank)] if rank.isdecimal() and int(rank) < len(peers) else ""
     standing_by = bool(own) and hostname.partition(".")[0] != own.partition(".")[0]
     spare = env.get(SPARE, "") == "1" or standing_by
-    return PodFacts(PodPlace(env.get(ADDRESS, "").strip(), hostname, peers, spare), flags)
+    place = PodPlace(env.get(ADDRESS, "").strip(), hostname, peers, spare, _reach_s(env))
+    return PodFacts(place, flags)
+
+
+def _reach_s(env: Mapping[str, str]) -> float:
+    text = env.get(REACH, "").strip()
+    if not text:
+        return DEFAULT_REACH_S
+    found = float(text) if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text) else -1.0
+    if found and not found >= LEAST_REACH_S:
+        rule = (
+            f"give seconds from {LEAST_REACH_S:g} on, or 0 to wait for as long as for any other sign of life"
+        )
+        raise VariableError(REACH, text, rule)
+    return found
 
 
 def _nodes(env: Mapping[str, str]) -> tuple[str, str] | None:

@@ -152,8 +152,21 @@ def begin_recovery(job: Job, now: float, stamp: float, proposal: Proposal, fault
     reason = f"{culprit.what}; {_deed(proposal)} their processes"
     incident, closed = open_incident(job, now, stamp, fault)
     incident = replace(incident, strategy=proposal.strategy, reason=reason)
-    effects: list[Effect] = [*closed]
     order = Recover(f"{plan.generation}/recover", plan, dead, proposal.leader, culprit.what)
+    job = replace(
+        job,
+        incident=incident,
+        incidents=incident.number,
+        culprit=culprit,
+        streak=job.streak.extend(fault.failure) if fault.failure else job.streak,
+        testimonies={},
+    )
+    job, orders = _begin_round(job, now, order, rounds, reason)
+    return job, (*closed, *orders, RecordIncident(incident))
+
+
+def _begin_round(job: Job, now: float, order: Recover, rounds: int, reason: str) -> Outcome:
+    plan, effects = order.plan, list[Effect]()
     job = replace(
         job,
         phase=JobPhase.RECOVERING,
@@ -161,17 +174,34 @@ def begin_recovery(job: Job, now: float, stamp: float, proposal: Proposal, fault
         since=now,
         generation=plan.generation,
         plan=plan,
-        incident=incident,
-        incidents=incident.number,
-        culprit=culprit,
-        streak=job.streak.extend(fault.failure) if fault.failure else job.streak,
         recovering=Recovering(rounds, order),
-        testimonies={},
     )
     for place in plan.places:
         job, more = _order(job, place.node, order)
         effects.extend(more)
-    return job, (*effects, RecordIncident(incident))
+    return job, tuple(effects)
+
+
+def take_in(job: Job, now: float) -> Outcome | None:
+    """Give places that are waited for to nodes that have come since; None if there is nothing to give.
+
+    It is the same fault, and no attempt was interrupted: all stand and wait.
+    """
+    recovering, culprit = job.recovering, job.culprit
+    if recovering is None or recovering.order is None or recovering.regroup is not None or culprit is None:
+        return None
+    proposal = propose(job)
+    if isinstance(proposal, str) or not proposal.moved:
+        return None
+    order = Recover(
+        f"{proposal.plan.generation}/recover", proposal.plan, proposal.dead, proposal.leader, culprit.what
+    )
+    reason = f"{culprit.what}; {_deed(proposal)} their processes"
+    job, orders = _begin_round(job, now, order, recovering.rounds, reason)
+    if job.incident is None:
+        return job, orders
+    incident = replace(job.incident, strategy=proposal.strategy, reason=reason)
+    return replace(job, incident=incident), (*orders, RecordIncident(incident))
 
 
 def has_survivors(node: Node, order: Recover) -> bool:

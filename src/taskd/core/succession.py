@@ -16,14 +16,50 @@ overlap. Only the first change may be large: nobody but the manager's own node i
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-FRESH_S = 3.0
-LEASE_S = 5.0
-REFUSED_S = 1.0
-SILENT_S = 6.0
 REBORN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How quickly machines miss each other.
+
+    A node says every ``kept_every_s`` that it is there, and is answered; after ``silence_s`` without a word
+    it takes its manager for away. A manager takes a node for present up to ``fresh_s`` after it was heard,
+    and knows nothing if it did not run for ``stall_s`` itself. So once a node has been away for longer than
+    both together (``lease_s``) its old manager does not count it any more, and it may go over to another one.
+
+    A manager's machine that refuses connections is dead (``refused_s``). One whose kernel does not answer has
+    ``silent_s`` to come back, one that takes connections and says nothing ``busy_s``: it may have much to do.
+    """
+
+    kept_every_s: float = 1.0
+    silence_s: float = 5.0
+    fresh_s: float = 3.0
+    stall_s: float = 2.0
+    lease_s: float = 5.0
+    refused_s: float = 1.0
+    silent_s: float = 6.0
+    busy_s: float = 6.0
+    answer_s: float = 1.0
+
+
+STEADY = Pace()
+_QUICK = Pace(
+    kept_every_s=0.5, silence_s=1.5, fresh_s=1.2, stall_s=0.8, lease_s=2.0, silent_s=2.2, answer_s=0.5
+)
+_QUICK_AT_S = 1.5
+
+
+def pace_of(reach_s: float) -> Pace:
+    """Return the pace of a job whose machines are missed after so long; 0, or a long time: the steady one."""
+    if reach_s <= 0:
+        return STEADY
+    quick = {each.name: getattr(_QUICK, each.name) for each in fields(Pace)}
+    slower = {name: value * max(1.0, reach_s / _QUICK_AT_S) for name, value in quick.items()}
+    return Pace(**{name: min(value, getattr(STEADY, name)) for name, value in slower.items()})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,11 +171,12 @@ def newborn_mandate(home: str, term: Term, roster: Roster, *, elected: bool) -> 
 
 
 class Sight(StrEnum):
-    """What became of a question to another launcher."""
+    """What became of a question to another launcher; BUSY: its machine took it, and said nothing in time."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
     SILENT = "silent"
+    BUSY = "busy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +226,7 @@ def find_later(term: Term, answers: Mapping[str, Answer]) -> Follow | None:
 
 
 def decide_succession(
-    me: str, roster: Roster, term: Term, away_s: float, answers: Mapping[str, Answer]
+    me: str, roster: Roster, term: Term, away_s: float, answers: Mapping[str, Answer], pace: Pace = STEADY
 ) -> Wait | Follow | TakeOver:
     """Decide what to do after ``away_s`` without the manager of ``term``, given what the others answered."""
     host = answers.get(term.node, Answer(Sight.SILENT))
@@ -200,7 +237,7 @@ def decide_succession(
             True,
         )  # another launcher at the same place: the one we knew is gone
     later = find_later(term, answers)
-    if later is not None and (dead or away_s >= LEASE_S):
+    if later is not None and (dead or away_s >= pace.lease_s):
         return later
     if later is not None:
         return Wait(f"node {later.term.node} has taken over; the old manager must have noticed first")
@@ -208,7 +245,8 @@ def decide_succession(
         return Wait(f"node {term.node} is back in another place and will start its manager again")
     if host.sight is Sight.ANSWERED and not host.reborn:
         return Wait(f"the launcher of node {term.node} is there and starts its manager again")
-    if away_s < (REFUSED_S if dead else SILENT_S):
+    patience_s = pace.busy_s if host.sight is Sight.BUSY else pace.silent_s
+    if away_s < (pace.refused_s if dead else patience_s):
         return Wait(f"the machine of node {term.node} may come back")
     # A launcher that was born again asks us, and counts for its node like any other.
     living = {me, *(node for node, each in answers.items() if each.sight is Sight.ANSWERED)} & roster.nodes

@@ -18,9 +18,11 @@ from typing import Protocol
 import msgspec
 
 from taskd.core.succession import (
+    STEADY,
     Answer,
     Candidate,
     Follow,
+    Pace,
     Roster,
     Sight,
     TakeOver,
@@ -82,9 +84,11 @@ class Heir:
         household: Household,
         around: Neighbourhood | None = None,
         papers: JobPapers = NO_PAPERS,
+        pace: Pace = STEADY,
     ) -> None:
         """Stand for a node whose launcher could host a manager at an address."""
         self._around = around
+        self._pace = pace
         self._moved: dict[str, Candidate] = {}
         self._surveyed_at = 0.0
         self._leaving = False
@@ -247,7 +251,15 @@ class Heir:
         now_at = [self._moved.get(member.node, member) for member in others]
         found = await asyncio.gather(
             *(
-                ask(member.lookout, member.node, self._job, self._token, self.me, self._papers)
+                ask(
+                    member.lookout,
+                    member.node,
+                    self._job,
+                    self._token,
+                    self.me,
+                    papers=self._papers,
+                    limit_s=self._pace.answer_s,
+                )
                 for member in now_at
             )
         )
@@ -321,7 +333,7 @@ class Heir:
         if self._away_since is None or self._roster != roster:
             return  # it came back meanwhile, or somebody knows a later roster: ask those
         away_s = time.monotonic() - since
-        decision = decide_succession(self._node, roster, self.term, away_s, answers)
+        decision = decide_succession(self._node, roster, self.term, away_s, answers, self._pace)
         match decision:
             case Wait():
                 if decision.hopeless:

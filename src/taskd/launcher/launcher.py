@@ -23,7 +23,7 @@ from taskd.core.exits import ExitCode
 from taskd.core.incidents import describe_news
 from taskd.core.launch import LaunchSpec, ProgramKind
 from taskd.core.status import IncidentStatus
-from taskd.core.succession import Follow, Term
+from taskd.core.succession import Follow, Term, pace_of
 from taskd.kit import jobs
 from taskd.kit.dictconfig import join_address
 from taskd.kit.machine import remove_tree
@@ -76,6 +76,8 @@ class Launcher:
         self._address = topology.manager_addr
         self._keepers: list[asyncio.Future[None]] = []
         self._watch: asyncio.Future[None] | None = None
+        self._reach_s = spec.pod.reach_s if spec.pod is not None else 0.0
+        self._pace = pace_of(self._reach_s)
         self._heir: Heir | None = None
         if topology.standby_port is not None and not external_manager:
             standby = held_address(topology.standby_port)
@@ -87,6 +89,7 @@ class Launcher:
                 self,
                 _neighbours(spec, topology, self._token, self._papers),
                 self._papers,
+                self._pace,
             )
             self._heir.manager = topology.manager_addr if spec.pod is not None else ""
         self._dirs = {node.key: node_dirs(spec.job, node.key, self._scratch) for node in topology.nodes}
@@ -240,6 +243,8 @@ class Launcher:
             metrics_port=_port_from_env("TASKD_METRICS_PORT"),
             faults=self._spec.faults,
             port_reserved=True,
+            reach_s=self._reach_s,
+            pace=self._pace,
         )
 
     def _proxy_role(self, node: LocalNode) -> RoleProcess:
@@ -259,6 +264,7 @@ class Launcher:
                 term=heir.term if heir is not None else Term(),
                 standby=heir.me if heir is not None else None,
                 roster_file=heir.roster_file if heir is not None else "",
+                pace=self._pace,
             )
 
         def heard(name: str, note: Mapping[str, object]) -> None:
@@ -535,8 +541,9 @@ def _neighbours(spec: LaunchSpec, topology: Topology, token: str, papers: JobPap
     if pod is None:
         return None
     leader = join_address(spec.master_addr, topology.manager_port)
-    hosts = topology.hosts_manager
-    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=hosts, papers=papers)
+    # Whoever stands by has no neighbours by rank, and those who are left may have stood by themselves.
+    wide = topology.hosts_manager or pod.spare
+    return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=wide, papers=papers)
 
 
 async def _run(spec: LaunchSpec, topology: Topology) -> int:

@@ -10,7 +10,6 @@ import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -82,9 +81,10 @@ async def ask(
     token: str,
     who: Candidate | None = None,
     papers: JobPapers = NO_PAPERS,
+    limit_s: float = ANSWER_S,
 ) -> tuple[Answer, Roster | None]:
-    """Ask the launcher of a node; never fails, and never takes much longer than a second."""
-    word = await ask_anyone(address, job, token, who, papers)
+    """Ask the launcher of a node; never fails, and never takes much longer than the limit."""
+    word = await ask_anyone(address, job, token, who, papers, limit_s)
     if isinstance(word, Sight):
         return Answer(word), None
     if word.node != node:
@@ -93,19 +93,22 @@ async def ask(
 
 
 async def ask_anyone(
-    address: str, job: str, token: str, who: Candidate | None = None, papers: JobPapers = NO_PAPERS
+    address: str,
+    job: str,
+    token: str,
+    who: Candidate | None = None,
+    papers: JobPapers = NO_PAPERS,
+    limit_s: float = ANSWER_S,
 ) -> Word | Sight:
-    """Ask whatever launcher is at an address or name; never fails, nor takes much more than a second."""
+    """Ask whatever launcher is at an address or name; never fails, nor takes much more than the limit."""
     host, _, port = address.rpartition(":")
     writer: asyncio.StreamWriter | None = None
     try:
-        async with asyncio.timeout(ANSWER_S):
-            secure: dict[str, Any] = {}
+        async with asyncio.timeout(limit_s):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=LINE_LIMIT)
             if papers:
-                secure = {"ssl": asking_context(papers), "server_hostname": papers.identity}
-            reader, writer = await asyncio.open_connection(
-                host.strip("[]"), int(port), limit=LINE_LIMIT, **secure
-            )
+                # Only now: a machine that is too busy for a handshake is there, like one too busy to answer.
+                await writer.start_tls(asking_context(papers), server_hostname=papers.identity)
             writer.write(msgspec.json.encode(Question(job, token, who)) + b"\n")
             line = await reader.readline()
         return msgspec.json.decode(line, type=Word)
@@ -113,7 +116,8 @@ async def ask_anyone(
         # Nobody is there, or somebody else.
         return Sight.REFUSED
     except (OSError, TimeoutError, ValueError):
-        return Sight.SILENT
+        # Its kernel took the connection: the machine is there, and has too much to do, or was stopped.
+        return Sight.SILENT if writer is None else Sight.BUSY
     finally:
         if writer is not None:
             writer.close()

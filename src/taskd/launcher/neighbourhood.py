@@ -2,7 +2,7 @@
 
 The leader's address leads to whoever has rank 0 now, and its Service only to the ports that the job declares.
 So a pod that comes back asks its neighbours' launchers directly. The one that would host the manager asks all
-of them: were it to miss one, a second job would begin. All others ask a few.
+of them: were it to miss one, a second job would begin. So does one that stands by. All others ask a few.
 """
 
 import asyncio

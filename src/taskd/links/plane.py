@@ -80,11 +80,11 @@ class PlaneLink:
         finally:
             stream.cancel()
 
-    async def report_fault(self, ranks: Ranks) -> recover.Status:
-        """Say which ranks are hurt."""
-        return await self._report(
-            "ReportProcessFault", recover.ProcessFaultRequest(self._job_id, _ranks(ranks))
-        )
+    async def report_fault(self, ranks: Ranks, cut: Sequence[int] = ()) -> recover.Status:
+        """Say which ranks are hurt, and, to a plane that wants to know, which pods nobody reaches."""
+        request = recover.ProcessFaultRequest(self._job_id, _ranks(ranks))
+        headers = {recover.CUT_KEY: ",".join(map(str, cut))} if cut else {}
+        return await self._report("ReportProcessFault", request, headers=headers)
 
     async def report_stopped(self, code: int, info: str, ranks: Ranks, uuid: str = "") -> recover.Status:
         """Say that the training stands."""

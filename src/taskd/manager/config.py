@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, JobOptions, ScheduledFault
-from taskd.core.succession import Roster, Term
+from taskd.core.succession import STEADY, Pace, Roster, Term
 from taskd.kit.papers import JobPapers
 
 # Longer than a launcher needs to replace a proxy that hangs: the node behind it is well.
@@ -31,7 +31,8 @@ class ManagerConfig:
     """The manager's settings.
 
     A manager.py knows how many nodes there are and nothing else, so with ``adopt_options`` the rest comes
-    from the first launcher that announces itself.
+    from the first launcher that announces itself. A node that is silent for ``reach_s``, and whose machine
+    does not answer either, is given up (0: it is not); one whose machine answers, after ``node_lost_s``.
     """
 
     job: str
@@ -45,5 +46,7 @@ class ManagerConfig:
     adopt_options: bool = False
     port_reserved: bool = False
     node_lost_s: float = NODE_LOST_S
+    reach_s: float = 0.0
+    pace: Pace = STEADY
     faults: tuple[ScheduledFault, ...] = field(default_factory=tuple)
     succession: Succession | None = None

@@ -144,7 +144,7 @@ class Liaison:
 
     def consult(self, question: Consult) -> None:
         """Put a question of the machine."""
-        self._do(*talks.ask(self._talk, question.ranks))
+        self._do(*talks.ask(self._talk, question.ranks, question.cut))
 
     def recorded(self, incident: Incident) -> None:
         """An incident changed: a fault is over, or a move."""
@@ -317,7 +317,7 @@ class Liaison:
     async def _report(self, link: PlaneLink, report: talks.Deed, uuid: str) -> object:
         match report:
             case talks.ReportFault():
-                return await link.report_fault(report.ranks)
+                return await link.report_fault(report.ranks, report.cut)
             case talks.ReportStopped():
                 return await link.report_stopped(report.code, report.info, report.ranks, uuid)
             case talks.ReportOffers():

@@ -9,7 +9,14 @@ from dataclasses import replace
 
 from taskd.core.jobstate import Job
 from taskd.core.messages import ProxyHello, RosterKept
-from taskd.core.succession import FRESH_S, Candidate, Mandate, Roster, Term, newborn_mandate
+from taskd.core.succession import (
+    Candidate,
+    Mandate,
+    Roster,
+    Term,
+    is_majority,
+    newborn_mandate,
+)
 from taskd.manager.config import ManagerConfig, Succession
 
 PUSH_EVERY_S = 1.0
@@ -69,8 +76,12 @@ class Office:
     def is_replaced(self, hello: ProxyHello, now: float) -> bool:
         """Tell whether a later launcher of that node is here: this one was given up, and comes back."""
         here = self._candidates.get(hello.node)
-        fresh = now - self._heard.get(hello.node, now - 2 * FRESH_S) <= FRESH_S
+        fresh = self._is_fresh(hello.node, now)
         return here is not None and hello.standby is not None and fresh and hello.standby.born < here.born
+
+    def _is_fresh(self, node: str, now: float) -> bool:
+        heard = self._heard.get(node)
+        return heard is not None and now - heard <= self._config.pace.fresh_s
 
     def welcome(self, hello: ProxyHello, now: float) -> None:
         """Note a proxy that came."""
@@ -79,11 +90,10 @@ class Office:
         if hello.standby is not None:
             self._candidates[hello.node] = hello.standby
 
-    def hear(self, src: str, now: float) -> None:
+    def hear(self, node: str, now: float) -> None:
         """Note a sign of life of a node: anything that came from there, and was sent a moment ago."""
-        parts = src.split("/")
-        if len(parts) > 1 and now >= self._deaf_until:
-            self._heard[parts[1]] = now
+        if node and now >= self._deaf_until:
+            self._heard[node] = now
 
     def kept(self, message: RosterKept) -> None:
         """Note which roster a node has on disk."""
@@ -108,11 +118,18 @@ class Office:
             self._decides, self._looked_at = self._mandate.may_decide(present), now
         return self._decides
 
+    def may_spare(self, missed: Collection[str]) -> bool:
+        """Tell whether these can be missed; where more than half are, it is this machine that is cut off."""
+        mandate = self._mandate
+        return mandate is None or not any(
+            is_majority(each, missed) for each in (mandate.roster, mandate.settled)
+        )
+
     def _present(self, now: float, connected: Collection[str]) -> set[str]:
         return {
             node
             for node in connected
-            if now - self._heard.get(node, now - 2 * FRESH_S) <= FRESH_S
+            if self._is_fresh(node, now)
             # Who knows a later roster than this manager began with may be a voter of another one.
             and (self.elected or self._brought.get(node, self._base) <= self._base)
         }

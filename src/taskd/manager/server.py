@@ -76,6 +76,7 @@ from taskd.core.messages import (
     proxy_address,
     worker_address,
 )
+from taskd.core.reach import Patience
 from taskd.core.status import IncidentStatus, JobPhase, JobStatus
 from taskd.core.switching import why_not
 from taskd.kit import jobs
@@ -93,6 +94,7 @@ from taskd.manager.inquiries import Inquiries
 from taskd.manager.liaison import Liaison
 from taskd.manager.office import Office, begin_succession
 from taskd.manager.questions import confirm, pass_on
+from taskd.manager.reaching import Doors
 from taskd.manager.resetconfig import ResetWatch, reset_directory
 from taskd.manager.view import Surroundings, make_status
 from taskd.wire.envelope import (
@@ -109,7 +111,6 @@ from taskd.wire.envelope import (
 
 # While something is under way or another manager may be elected, and while nothing is.
 TICK_S, CALM_TICK_S = 0.2, 0.5
-STALL_S = 2.0
 STATUS_EVERY_S = 1.0
 LAST_WORDS_S = 0.2
 SOON_S = 0.005
@@ -145,6 +146,9 @@ class Manager:
         self._incidents: dict[int, IncidentStatus] = {}
         self._inquiries = Inquiries()
         self._injector = Injector(self, config.faults)
+        self._doors = Doors(
+            Patience(config.reach_s), self._streams.keys, self._office.may_spare, self._give_up
+        )
         self._liaison = Liaison(plane, self, log) if plane is not None else None
         place = reset_directory(os.environ)
         self._resets = ResetWatch(place, self, log) if place is not None else None
@@ -171,8 +175,8 @@ class Manager:
         self._log.info("manager_started", port=self.port, incarnation=self.incarnation)
         ticker = asyncio.ensure_future(self._keep_time())
         over = asyncio.ensure_future(self._over.wait())
-        liaison = asyncio.ensure_future(self._liaison.run() if self._liaison else self._over.wait())
-        resets = asyncio.ensure_future(self._resets.run() if self._resets else self._over.wait())
+        parts = (self._doors, self._liaison, self._resets)
+        others = [asyncio.ensure_future(part.run()) for part in parts if part is not None]
         try:
             await asyncio.wait({ticker, over}, return_when=asyncio.FIRST_COMPLETED)
             if ticker.done():
@@ -180,7 +184,7 @@ class Manager:
         finally:
             self._save_status()
             await asyncio.sleep(LAST_WORDS_S)
-            for task in (ticker, over, liaison, resets):
+            for task in (ticker, over, *others):
                 task.cancel()
             await server.stop(0.2)
         if self._ending is None:
@@ -195,14 +199,14 @@ class Manager:
         """The launcher saw an agent of this machine end."""
         known = self.job.nodes.get(node)
         if known is not None and known.announce.pid == pid:
-            self._give_up(node, "its agent died", time.monotonic())
+            self._give_up(node, "its agent died")
 
     async def _keep_time(self) -> None:
         last, saved = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(CALM_TICK_S if self._is_calm() else TICK_S)
             now = time.monotonic()
-            if now - last > STALL_S:
+            if now - last > self._config.pace.stall_s:
                 # This process did not run for a while (stopped, or starved): nobody else is to blame.
                 self._seen = dict.fromkeys(self._seen, now)
                 self._office.forget_all(now)
@@ -242,22 +246,23 @@ class Manager:
 
     def _decides(self, now: float) -> bool:
         """Tell whether this manager may decide now; not if it cannot know who is there."""
-        if now - self._ticked_at > STALL_S and self._config.succession is not None:
+        if now - self._ticked_at > self._config.pace.stall_s and self._config.succession is not None:
             return False
         return self._office.may_decide(now, self._streams)
 
     def _check_leases(self, now: float) -> None:
         for node, seen in list(self._seen.items()):
             if now - seen > self._config.node_lost_s:
-                self._give_up(node, f"no sign of life for {self._config.node_lost_s:g} s", now)
+                self._give_up(node, f"no sign of life for {self._config.node_lost_s:g} s")
 
-    def _give_up(self, node: str, why: str, now: float) -> None:
+    def _give_up(self, node: str, why: str, *, cut: bool = False) -> None:
         """Count a node as lost; if it speaks again it must announce itself again."""
         self._seen.pop(node, None)
         channel = self._conversations.with_node(node)
         if channel is not None:
+            self._log.warning("given_up", node=node, why=why)
             self._conversations.end(node)
-            self.apply(NodeLost(now, time.time(), node, channel.peer, why))
+            self.apply(NodeLost(time.monotonic(), time.time(), node, channel.peer, why, cut))
 
     # --- streams -----------------------------------------------------------------------------------------
 
@@ -280,7 +285,9 @@ class Manager:
         if envelope.job != self._config.job:
             self._log.warning("refused", why=f"of job {envelope.job!r}", src=envelope.src)
             return None
-        self._office.hear(envelope.src, time.monotonic())
+        node, now = envelope.src.partition("/")[2].partition("/")[0], time.monotonic()
+        self._office.hear(node, now)
+        self._doors.hear(node, now)
         if envelope.kind == Notes.__name__ and envelope.dst.startswith("worker/"):
             self._push(envelope.dst.split("/")[1], envelope)
             return None
@@ -288,7 +295,6 @@ class Manager:
             self._take_from_agent(envelope)
             return None
         message = unpack(envelope)
-        now = time.monotonic()
         match message:
             case ProxyHello():
                 return message.node if self._welcome(message, stream) else None
@@ -296,9 +302,8 @@ class Manager:
                 self._log.warning("agent_gone", node=message.node)
                 channel = self._conversations.with_node(message.node)
                 if channel is not None and channel.peer.partition(".")[0] == message.agent_incarnation:
-                    self._give_up(message.node, "its agent died", now)
+                    self._give_up(message.node, "its agent died")
             case Progress() | Standing() | Trouble() | Saved() | Coming() | Through():
-                node = envelope.src.split("/")[1]
                 known = self.job.nodes.get(node)
                 if known is not None:
                     self.apply(Reported(now, time.time(), node, known.incarnation, message))
@@ -340,6 +345,8 @@ class Manager:
         self._streams[hello.node] = stream
         self._proxy_pids[hello.node] = hello.pid
         self._office.welcome(hello, time.monotonic())
+        if hello.standby is not None and hello.standby.lookout:
+            self._doors.open(hello.node, hello.standby.lookout)
         self._log.info("proxy_joined", node=hello.node, pid=hello.pid)
         stream.send(encode_envelope(self._greeting(hello.node)))
         channel = self._conversations.with_node(hello.node)

@@ -21,8 +21,10 @@ from taskd.core.acjob import jobsecret, names, podgroups, scaling, services, swi
 from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
+    AssignStandby,
     CreateBackup,
     CreatePods,
+    CreateStandbys,
     DeleteJob,
     DeletePod,
     DeletePodGroup,
@@ -31,10 +33,10 @@ from taskd.core.acjob.actions import (
     SyncPodGroup,
     SyncService,
 )
-from taskd.core.acjob.avoiding import read_avoided
+from taskd.core.acjob.avoiding import Avoided
 from taskd.core.acjob.environment import Addresses
 from taskd.core.acjob.job import Job, Slot
-from taskd.core.acjob.pods import PodMaker
+from taskd.core.acjob.pods import PodMaker, assignment
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.seen import Failure
 from taskd.kube.errors import ApiError, KubeError
@@ -81,8 +83,9 @@ class Carrier:
 
     async def carry(self, job: Job, actions: Sequence[Action], *, leader_ip: str) -> tuple[Failure, ...]:
         """Do all of it, side by side where the order does not matter; returns what was refused."""
-        before = [action for action in actions if not isinstance(action, CreatePods | CreateBackup)]
-        after = [action for action in actions if isinstance(action, CreatePods | CreateBackup)]
+        makes = CreatePods | CreateBackup | CreateStandbys
+        before = [action for action in actions if not isinstance(action, makes)]
+        after = [action for action in actions if isinstance(action, makes)]
         failures: list[Failure] = []
         for group in (before, after):
             if group and not failures:
@@ -98,8 +101,12 @@ class Carrier:
                 return await self._sync_service(job, ip)
             case SyncExtras():
                 return await self.extras.sync(job)
-            case CreatePods(slots=slots, version=version):
-                return await self._create(job, slots, version, leader_ip)
+            case CreatePods():
+                return await self._create(job, action, leader_ip)
+            case CreateStandbys():
+                return await self._create_standbys(job, action, leader_ip)
+            case AssignStandby():
+                return await self._assign(job, action)
             case CreateBackup():
                 return await self._create_backup(job, action, leader_ip)
             case DeletePod():
@@ -186,7 +193,7 @@ class Carrier:
             return None
         return Failure(names.POD_CREATE_FAILED, refusal)
 
-    async def _create(self, job: Job, slots: Sequence[Slot], version: int, leader_ip: str) -> Failure | None:
+    async def _create(self, job: Job, action: CreatePods, leader_ip: str) -> Failure | None:
         """Create pods side by side, beginning slowly.
 
         A template that is refused is refused once, not often.
@@ -194,18 +201,18 @@ class Carrier:
         waits = await self.extras.freshen(job) or await self._may_start(job)
         if waits is not None:
             return waits
-        maker = self._maker(job, leader_ip)
-        begun = 0
+        maker = self._maker(job, leader_ip, action.avoid)
+        slots, begun = action.slots, 0
         for width in (*SLOW_START, BATCH):
             some = slots[begun:] if width == BATCH else slots[begun : begun + width]
-            refused = await self._create_some(job, maker, some, version, width)
+            refused = await self._create_some(job, maker, some, action, width)
             if refused is not None:
                 return refused
             begun += len(some)
         return None
 
     async def _create_some(
-        self, job: Job, maker: PodMaker, slots: Sequence[Slot], version: int, width: int
+        self, job: Job, maker: PodMaker, slots: Sequence[Slot], action: CreatePods, width: int
     ) -> Failure | None:
         """Keep so many creations under way until all are done or one is refused."""
         left = iter(slots)
@@ -215,7 +222,7 @@ class Carrier:
             for slot in left:
                 if refused or not self._wanted(job):
                     return
-                failure = await self._create_pod(job, maker.pod(slot, version))
+                failure = await self._create_pod(job, maker.pod(slot, action.version))
                 if failure is not None:
                     said = f"failed to create pods of type<{slot.kind}>: {failure.message}"
                     refused.append(Failure(failure.reason, said))
@@ -236,12 +243,24 @@ class Carrier:
         )
 
     async def _create_backup(self, job: Job, action: CreateBackup, leader_ip: str) -> Failure | None:
-        maker = self._maker(job, leader_ip)
+        maker = self._maker(job, leader_ip, action.avoid)
         marks = {names.HOT_SWITCH: "true", names.POD_TYPE: names.BACKUP, names.BACKUP_SOURCE: action.source}
         name = switching.backup_name(action.source, action.source_uid)
         return await self._create_pod(
             job, maker.pod(action.slot, action.version, name=name, annotations=marks)
         )
+
+    async def _create_standbys(self, job: Job, action: CreateStandbys, leader_ip: str) -> Failure | None:
+        waits = await self.extras.freshen(job)
+        if waits is not None:
+            return waits
+        maker = self._maker(job, leader_ip, action.avoid)
+        for number in action.numbers:
+            manifest = maker.standby(number, action.version)
+            refused = await self._create_pod(job, manifest)
+            if refused is not None:
+                return Failure(refused.reason, f"failed to create a standby pod: {refused.message}")
+        return None
 
     async def _create_pod(self, job: Job, manifest: dict[str, Any]) -> Failure | None:
         try:
@@ -304,7 +323,19 @@ class Carrier:
         return None
 
     async def _annotate(self, job: Job, action: AnnotatePod) -> Failure | None:
-        patch = {"metadata": {"uid": action.uid, "annotations": dict(action.annotations)}}
+        return await self._change(job, action, {"annotations": dict(action.annotations)})
+
+    async def _assign(self, job: Job, action: AssignStandby) -> Failure | None:
+        marks = assignment(job, action.slot, action.version, action.annotations, gang=self.cluster.gang)
+        refused = await self._change(job, action, marks)
+        if refused is None:
+            log.info("standby_assigned", job=job.key, pod=action.name, place=job.pod_name(action.slot))
+        return refused
+
+    async def _change(
+        self, job: Job, action: AnnotatePod | AssignStandby, metadata: dict[str, Any]
+    ) -> Failure | None:
+        patch = {"metadata": {"uid": action.uid, **metadata}}
         try:
             pod = await self.cluster.client.patch(
                 POD, job.namespace, action.name, patch, field_manager=MANAGER
@@ -319,7 +350,7 @@ class Carrier:
         self.cluster.pods.assume(pod)
         return None
 
-    async def _is_replaced(self, job: Job, action: AnnotatePod) -> bool:
+    async def _is_replaced(self, job: Job, action: AnnotatePod | AssignStandby) -> bool:
         """Whether the pod is gone, or another one has its name; a conflict may mean either, or neither."""
         try:
             pod = await self.cluster.client.get(POD, job.namespace, action.name)
@@ -383,7 +414,7 @@ class Carrier:
         self.cluster.jobs.assume_deletion(job.uid, deletion)
         return None
 
-    def _maker(self, job: Job, leader_ip: str) -> PodMaker:
+    def _maker(self, job: Job, leader_ip: str, avoided: tuple[Avoided, ...]) -> PodMaker:
         others = self.cluster.pods_of(job.uid)
         return PodMaker(
             job,
@@ -391,7 +422,7 @@ class Carrier:
             gang=self.cluster.gang,
             certificates=self.certificates,
             issued=jobsecret.of_next_pod(job, others, issuing=self.issued is not None),
-            avoided=read_avoided(self.cluster.jobs.get(job.namespace, job.name)),
+            avoided=avoided,
         )
 
     def _addresses(self, job: Job, leader_ip: str) -> Addresses:

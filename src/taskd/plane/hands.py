@@ -71,7 +71,7 @@ class ClusterHands:
         match ask.wish:
             case Wish.REPLACE:
                 if pods:
-                    await self._request(job, ask, {"pods": [pod.name for pod in pods]})
+                    await self._request(job, ask, {"pods": [pod.name for pod in pods], **_avoid(job, ask)})
             case Wish.RESTART_JOB:
                 await self._request(job, ask, {"scope": "job"})
             case Wish.KEEP:
@@ -201,3 +201,9 @@ def _requests(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The plane's own requests in a status."""
     listed = status.get("requests") or ()
     return [dict(each) for each in listed if str(mapping(each).get("id", "")).startswith(PREFIX)]
+
+
+def _avoid(job: JobView, ask: Ask) -> dict[str, Any]:
+    """Where the successors of pods that nobody reaches must not go."""
+    nodes = sorted({pod.node for rank in ask.cut if (pod := job.pods.get(rank)) is not None and pod.node})
+    return {"avoid": nodes} if nodes else {}

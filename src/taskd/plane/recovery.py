@@ -1,8 +1,9 @@
 """The service `Recover`: sessions, reports and signals, and the O&M calls that are not built yet.
 
 A report is answered whatever is in it. The manager may send the uuid of the order that it answers beside the
-message (`taskd-uuid`), and say that it can go back to an old pod (`taskd-keeps-old-pod`); a manager written
-for the reference control plane does neither and loses nothing but the exactness.
+message (`taskd-uuid`), say that it can go back to an old pod (`taskd-keeps-old-pod`), and which pods nobody
+reaches (`taskd-cut-pods`); a manager written for the reference control plane does nothing of it and loses
+nothing but the exactness.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from taskd.wire import recover as wire
 
 NOT_SUPPORTED = "is not supported by this control plane yet"
 MAX_STRATEGIES = 100
+MAX_PODS = 20_000
 
 
 class Recovery:
@@ -81,7 +83,13 @@ class Recovery:
 
     async def report_faults(self, request: wire.ProcessFaultRequest, caller: Caller) -> wire.Status:
         """Take in ranks that failed."""
-        return await self._report(request.jobId, FaultsReported(_pairs(request.faultRanks), _uuid(caller)))
+        cut = tuple(
+            int(part)
+            for part in caller.metadata.get(wire.CUT_KEY, "").split(",")[:MAX_PODS]
+            if part.isdecimal()
+        )
+        report = FaultsReported(_pairs(request.faultRanks), _uuid(caller), cut)
+        return await self._report(request.jobId, report)
 
     async def report_stop(self, request: wire.StopCompleteRequest, caller: Caller) -> wire.Status:
         """Take in that the training stands still."""

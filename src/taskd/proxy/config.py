@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from taskd.core.succession import Candidate, Term
+from taskd.core.succession import STEADY, Candidate, Pace, Term
 from taskd.kit.papers import JobPapers
 
 
@@ -23,3 +23,4 @@ class ProxyConfig:
     term: Term = field(default_factory=Term)
     standby: Candidate | None = None
     roster_file: str = ""
+    pace: Pace = STEADY

@@ -56,8 +56,6 @@ KEPT_MESSAGES = 4096
 WORKER_ORDER_LIMIT_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 SOON_S = 0.005
-KEPT_EVERY_S = 1.0
-SILENCE_S = 5.0
 ORDERS = frozenset({Start.__name__, Stop.__name__})
 REPORTS = frozenset({WorkersStarted.__name__, WorkersStopped.__name__})
 
@@ -179,7 +177,7 @@ class Proxy:
         if self._config.standby is None:
             return await stream.receive()
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with asyncio.timeout(self._config.pace.silence_s):
                 return await stream.receive()
         except TimeoutError:
             self._log.warning("manager_silent", incarnation=self._manager_incarnation)
@@ -189,7 +187,7 @@ class Proxy:
         """Say which roster is kept, and with it that this node is there; the manager answers each time."""
         while True:
             self._say_kept()
-            await asyncio.sleep(KEPT_EVERY_S)
+            await asyncio.sleep(self._config.pace.kept_every_s)
 
     def _say_kept(self) -> None:
         term, version = (self._roster.term, self._roster.version) if self._roster else (Term(), 0)

@@ -20,6 +20,7 @@ OURS_KEY: Final = "taskd-plane"
 UUID_KEY: Final = "taskd-uuid"
 KEEPS_OLD_KEY: Final = "taskd-keeps-old-pod"
 ALONE_KEY: Final = "taskd-alone"
+CUT_KEY: Final = "taskd-cut-pods"
 
 
 @dataclass(frozen=True, slots=True)

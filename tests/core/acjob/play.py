@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskd.core.acjob import actions as acts
 from taskd.core.acjob import job as jobs
-from taskd.core.acjob import names, pods, switching
+from taskd.core.acjob import names, pods, standbys, switching
+from taskd.core.acjob.avoiding import closed
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.seen import Ended, Failure, Nodes, PodGroupSeen, PodSeen, ServiceSeen, Snapshot
@@ -127,9 +128,8 @@ class Play:
 
     def _store(self, decision: acts.Decision) -> None:
         content = decision.status.as_json()
-        requests = self.raw.get("status", {}).get("requests")
-        if requests:
-            content["requests"] = requests
+        theirs = {"requests", "isolatedNodes"} & self.raw.get("status", {}).keys()
+        content |= {name: self.raw["status"][name] for name in theirs if self.raw["status"][name]}
         if content != self.raw.get("status"):
             self._write()
             self.raw["status"] = content
@@ -153,7 +153,16 @@ class Play:
             case acts.CreatePods(slots=slots, version=version):
                 for slot in slots:
                     self._write()
-                    self._born(job.pod_name(slot), slot, version, {})
+                    self._born(job.pod_name(slot), slot, version, _kept_off(action))
+            case acts.CreateStandbys(numbers=numbers, version=version):
+                marks = {names.POD_TYPE: names.STANDBY, **_kept_off(action)}
+                for number in numbers:
+                    self._write()
+                    self._born(standbys.pod_name(job, number), None, version, marks)
+            case acts.AssignStandby():
+                self._write()
+                self._mark(action.name, action.annotations)
+                self.change(action.name, slot=action.slot, version=action.version)
             case acts.CreateBackup():
                 self._write()
                 marks = {
@@ -172,10 +181,7 @@ class Play:
                     self.pods.pop(action.name, None)
             case acts.AnnotatePod():
                 self._write()
-                pod = self.pods[action.name]
-                kept = {**pod.annotations, **action.annotations}
-                marks = {key: value for key, value in kept.items() if value is not None}
-                self.pods[action.name] = replace(pod, annotations=marks)
+                self._mark(action.name, action.annotations)
             case acts.DeletePodGroup():
                 self._write()
                 self.group = None
@@ -187,7 +193,11 @@ class Play:
                 self.deleted_job = True
         return None
 
-    def _born(self, name: str, slot: Slot, version: int, marks: dict[str, str]) -> None:
+    def _mark(self, name: str, annotations: Mapping[str, str | None]) -> None:
+        kept = {**self.pods[name].annotations, **annotations}
+        self.change(name, annotations={key: value for key, value in kept.items() if value is not None})
+
+    def _born(self, name: str, slot: Slot | None, version: int, marks: dict[str, str]) -> None:
         assert name not in self.pods, f"{name} is created twice"
         self.born += 1
         shape = {names.SHAPE: pods.shape(jobs.read(self.raw))}
@@ -210,7 +220,8 @@ class Play:
     def lose(self, name: str) -> None:
         """Somebody deletes the pod, and the controller sees it go."""
         pod = self.pods.pop(name)
-        assert pod.slot is not None
+        if pod.slot is None:
+            return  # a standby: nobody misses it
         if pod.phase == "Succeeded":
             self.finished.add(pod.slot)
         elif not pod.backup:
@@ -248,3 +259,9 @@ class Play:
 
     def condition(self, kind: str) -> dict[str, str] | None:
         return next((entry for entry in self.status["conditions"] if entry["type"] == kind), None)
+
+
+def _kept_off(action: acts.CreatePods | acts.CreateStandbys) -> dict[str, str]:
+    """The pods here ask for no device, so they are excluded from all of these nodes."""
+    nodes = closed(action.avoid, has_device=False)
+    return {names.AVOIDS: ",".join(nodes)} if nodes else {}

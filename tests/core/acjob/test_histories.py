@@ -54,6 +54,7 @@ class History(RuleBasedStateMachine):
         clean=st.sampled_from([None, "Running", "All"]),
         gang=st.booleans(),
         phase=st.sampled_from(["Running", "Pending"]),
+        standbys=st.sampled_from(["0", "0", "1", "2"]),
     )
     def begin(self, **given: Any) -> None:
         labels = {"fault-retry-times": given["retries"]} if given["retries"] else {}
@@ -64,6 +65,7 @@ class History(RuleBasedStateMachine):
             workers=given["workers"],
             labels=labels,
             restart=given["restart"],
+            annotations={names.STANDBY_PODS: given["standbys"]},
             policy={name: value for name, value in policy.items() if value is not None},
         )
         self.play = Play(raw, gang=given["gang"], phase=given["phase"])
@@ -118,7 +120,7 @@ class History(RuleBasedStateMachine):
     def a_pod_fails(self, number: int, code: int) -> None:
         pod = self.pick(number)
         if pod is not None and pod.phase == "Running":
-            self.harm += 1
+            self.harm += not pod.standby  # how a standby fares is nobody's restart
             self.play.change(pod.name, phase="Failed", ended=(Ended("ascend", code),))
             self.act()
 
@@ -126,7 +128,7 @@ class History(RuleBasedStateMachine):
     def a_pod_is_evicted(self, number: int) -> None:
         pod = self.pick(number)
         if pod is not None and pod.phase in {"Running", "Pending"}:
-            self.harm += 1
+            self.harm += not pod.standby  # how a standby fares is nobody's restart
             self.play.change(pod.name, phase="Failed", reason="Evicted", disrupted=True)
             self.act()
 
@@ -134,7 +136,7 @@ class History(RuleBasedStateMachine):
     def a_pod_is_deleted(self, number: int) -> None:
         pod = self.pick(number)
         if pod is not None:
-            self.harm += 1
+            self.harm += not pod.standby  # how a standby fares is nobody's restart
             self.play.lose(pod.name)
             self.act()
 
@@ -142,7 +144,7 @@ class History(RuleBasedStateMachine):
     def a_pod_is_being_deleted(self, number: int) -> None:
         pod = self.pick(number)
         if pod is not None:
-            self.harm += 1
+            self.harm += not pod.standby  # how a standby fares is nobody's restart
             self.play.change(pod.name, deleting=True)
             self.act()
 
@@ -156,7 +158,7 @@ class History(RuleBasedStateMachine):
     def a_node_is_gone(self, number: int) -> None:
         pod = self.pick(number)
         if pod is not None and pod.phase == "Running":
-            self.harm += 1
+            self.harm += not pod.standby  # how a standby fares is nobody's restart
             node = f"node-{len(self.play.gone) + 100}"
             self.play.change(pod.name, node=node)
             self.play.gone |= {node}
@@ -179,6 +181,21 @@ class History(RuleBasedStateMachine):
         replicas = self.play.raw["spec"]["replicaSpecs"]
         replicas["Worker"] = {**copy.deepcopy(replicas["Master"]), "replicas": workers}
         self.edited()
+
+    @rule(count=st.sampled_from(["0", "1", "2"]))
+    def somebody_wants_other_standbys(self, count: str) -> None:
+        self.play.raw["metadata"]["annotations"] = {names.STANDBY_PODS: count}
+        self.act()
+
+    @rule(number=PODS, cut=st.booleans())
+    def somebody_asks_for_a_move(self, number: int, cut: bool) -> None:
+        pod = self.pick(number)
+        if pod is not None and not pod.standby and self.play.status:
+            listed = self.play.raw["status"].setdefault("requests", [])
+            more = {"force": True, "avoid": [pod.node or "node-1"]} if cut else {}
+            listed.append({"id": f"r{len(listed)}", "pods": [pod.name], "reason": "asked", **more})
+            self.harm += 1
+            self.act()
 
     @rule()
     def somebody_spoils_it_and_mends_it(self) -> None:
@@ -210,7 +227,9 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def one_pod_in_a_place(self) -> None:
-        kept = [pod for pod in self.play.pods.values() if not pod.deleting and not pod.backup]
+        kept = [
+            pod for pod in self.play.pods.values() if not pod.deleting and not pod.backup and not pod.standby
+        ]
         places = [pod.slot for pod in kept]
         assert len(places) == len(set(places)), kept
 
@@ -277,7 +296,7 @@ class History(RuleBasedStateMachine):
             kept = [
                 pod
                 for pod in self.play.pods.values()
-                if pod.phase in {"Running", "Succeeded"} and not pod.deleting
+                if pod.phase in {"Running", "Succeeded"} and not pod.deleting and not pod.standby
             ]
             finished = statuses.read(self.play.raw).finished
             assert len(finished | {pod.slot for pod in kept}) == sum(
@@ -300,6 +319,9 @@ class History(RuleBasedStateMachine):
         if self.play.state == "Running":
             shapes = {pod.annotations[names.SHAPE] for pod in self.play.pods.values() if not pod.backup}
             assert len(shapes) == 1, "all pods know the same shape"
+            kept = [pod for pod in self.play.pods.values() if pod.standby]
+            wanted = int(self.play.raw["metadata"]["annotations"].get(names.STANDBY_PODS, "0"))
+            assert self.play.status.get("finished") or len(kept) == wanted, kept
 
 
 def test_whatever_happens_certain_things_always_hold() -> None:

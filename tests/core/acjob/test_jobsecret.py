@@ -28,9 +28,9 @@ def seen(*, certified: bool, phase: str = RUNNING, deleting: bool = False) -> Po
 
 
 def test_a_pod_sees_the_certificates_of_its_job() -> None:
-    """Mounted where the variable says, for the owner's eyes, and not without them."""
-    for kind in ("Master", "Worker"):
-        pod = pod_of(make_job(), kind)
+    """Mounted where the variable says, for the owner's eyes, and not without them; one that stands by too."""
+    standby = PodMaker(make_job(), ADDRESSES, gang=True, issued=SECRET).standby(0, 0)
+    for pod in (pod_of(make_job(), "Master"), pod_of(make_job(), "Worker"), standby):
         (container,) = pod["spec"]["containers"]
         mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}

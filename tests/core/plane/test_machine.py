@@ -310,3 +310,33 @@ def test_a_pod_that_is_gone_does_not_go_on_in_place() -> None:
     play.devices()
 
     assert [("replace", (1,))] == play.asked
+
+
+@pytest.mark.parametrize("strategies", ["recover", "recover-in-place,recover", "recover-in-place"])
+def test_a_pod_that_nobody_reaches_is_replaced_by_force_and_elsewhere(strategies: str) -> None:
+    """The cluster still shows it as running, and nothing is known to be wrong with its devices."""
+    play = Play.of(strategies, size=3)
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+    play.feed(StopReported(0))
+
+    (ask,) = (effect for effect in play.effects if isinstance(effect, Ask) and effect.wish == "replace")
+    assert ((1,), (1,), True) == (ask.pods, ask.cut, ask.force)
+    play.feed(StrategiesReported(("recover",)))
+    assert (Phase.RECOVERING, (1,)) == (play.state.phase, play.signal.nodes)
+
+
+def test_a_standby_that_has_taken_over_needs_no_new_pod() -> None:
+    """The episode ends when the trainer says so; the old pod may go, and the new one come, afterwards."""
+    play = Play.of("recover", size=3)
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+    play.feed(StatusReported(0, "recover"))
+    assert play.at(Phase.INIT)
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen(pods(3)))
+    play.feed(PodsSeen(pods(3, p1="standby")))
+    assert play.at(Phase.INIT)
+    assert {} == play.state.left
+    play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
+    assert play.at(Phase.STOPPING), "the loss of the one that took over is a loss"

@@ -110,7 +110,7 @@ class Fate:
         good = self.numbers.random() < 0.7
         return self.numbers.choice(
             (
-                FaultsReported(self.faults(good=good), uuid),
+                FaultsReported(self.faults(good=good), uuid, self.some((0, 1, 2, 9), 2)),
                 StopReported(self.numbers.choice(CODES), self.faults(good=good), uuid),
                 StrategiesReported(self.some(OFFERS, 5), self.faults(good=good), uuid),
                 StatusReported(self.numbers.choice(CODES), self.numbers.choice(OFFERS), uuid),
@@ -131,7 +131,7 @@ class Fate:
             case Phase.INIT:
                 return self.numbers.choice((FaultsReported(self.faults(good=True)), self.devices()))
             case Phase.NOTICING:
-                return FaultsReported(self.faults(good=True))
+                return FaultsReported(self.faults(good=True), cut=self.some((0, 1, 2), 1))
             case Phase.STOPPING:
                 return StopReported(0)
             case Phase.ASKING | Phase.PAUSING:

@@ -179,6 +179,22 @@ def ask_for_a_move(stage: Stage) -> None:
     stage.settled(1)
 
 
+def lose_a_pod_beside_a_standby(stage: Stage) -> None:
+    stage.nodes.wait_phase(stage.site.namespace, f"{stage.job}-standby-0", "Running", timeout_s=LONG_S)
+    delete_pod(stage.site, f"{stage.job}-worker-0")
+    stage.settled(1)
+    stage.nodes.wait_phase(stage.site.namespace, f"{stage.job}-standby-1", "Running", timeout_s=LONG_S)
+
+
+def lose_touch_with_the_master(stage: Stage) -> None:
+    stage.nodes.wait_phase(stage.site.namespace, f"{stage.job}-standby-0", "Running", timeout_s=LONG_S)
+    request = {"id": "r1", "pods": [f"{stage.job}-master-0"], "reason": "out of reach", "force": True}
+    path = f"{JOBS.format(stage.site.namespace)}/{stage.job}/status"
+    stage.site.kube.api.patch(path, {"status": {"requests": [request]}})
+    stage.settled(1)
+    stage.nodes.wait_phase(stage.site.namespace, f"{stage.job}-standby-1", "Running", timeout_s=LONG_S)
+
+
 def run_out_of_time(stage: Stage) -> None:
     stage.settled()
     stage.site.wait_state(stage.job, "Failed", "JobFailed", limit_s=LONG_S)
@@ -213,6 +229,8 @@ RECOVERS = {"annotations": {"recover-strategy": "recover"}}
 CERTIFIES = ("--plane", "--plane-listen", "127.0.0.1:0")
 """A controller that makes each job a Secret, too."""
 
+STANDBY = {"workers": 2, "annotations": {"taskd.io/standby-pods": "1"}}
+
 HISTORIES = {
     "start": History(Stage.settled, RECOVERS, from_start=True),
     "certified-start": History(Stage.settled, from_start=True, flags=CERTIFIES),
@@ -228,6 +246,8 @@ HISTORIES = {
     "node-lost": History(lose_a_node, {"workers": 0, "pod": {"nodeSelector": DOOMED}}, before=doomed_nodes),
     "resize": History(make_it_larger),
     "request": History(ask_for_a_move, {"workers": 2}),
+    "standby": History(lose_a_pod_beside_a_standby, STANDBY),
+    "cut-off": History(lose_touch_with_the_master, STANDBY),
     "deadline": History(run_out_of_time, {"policy": {"activeDeadlineSeconds": 6}}, from_start=True),
     "time-to-live": History(be_forgotten, {"policy": {"ttlSecondsAfterFinished": 1}}),
 }
@@ -269,7 +289,7 @@ def _owned(site: Site, job: str, raw: Json | None) -> Json:
         pods[re.sub(r"-hot-\w+$", "-hot", name)] = (
             pod["metadata"]["labels"]["version"],
             pod["metadata"]["labels"]["replica-index"],
-            marks["hccl/rankIndex"],
+            marks.get("hccl/rankIndex"),
             pod["status"]["phase"],
             sorted(key for key in marks if key.startswith(("need", "backup", "podType", "inHot"))),
             marks.get("taskd.io/certificates"),

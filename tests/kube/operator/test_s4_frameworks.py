@@ -61,6 +61,9 @@ EXPECTED = {
             "TASKD_PEERS": "pytorch-cpu-master-0.acjob-pods,pytorch-cpu-worker-0.acjob-pods",
         },
     ),
+    "pytorch_standby.yaml": Becomes(
+        ("master-0", "standby-0", "worker-0", "worker-1"), {"WORLD_SIZE": "6", "RANK": "2"}
+    ),
     "mindie_inference.yaml": Becomes(LED, {"MINDX_TASK_ID": "mindie1", "APP_TYPE": "mindie-ms-server"}),
 }
 

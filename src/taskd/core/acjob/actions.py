@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from taskd.core.acjob.avoiding import Avoided
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.status import Status
 
@@ -35,6 +36,28 @@ class CreatePods:
 
     slots: tuple[Slot, ...]
     version: int
+    avoid: tuple[Avoided, ...] = ()
+    """Nodes that they are kept off."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStandbys:
+    """Keep pods of these numbers ready beside the job."""
+
+    numbers: tuple[int, ...]
+    version: int
+    avoid: tuple[Avoided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssignStandby:
+    """Give a pod that was kept ready a place, in one write; of the annotations None takes one away."""
+
+    name: str
+    uid: str
+    slot: Slot
+    version: int
+    annotations: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +68,7 @@ class CreateBackup:
     source_uid: str
     slot: Slot
     version: int
+    avoid: tuple[Avoided, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +110,8 @@ Action = (
     | SyncService
     | SyncExtras
     | CreatePods
+    | CreateStandbys
+    | AssignStandby
     | CreateBackup
     | DeletePod
     | AnnotatePod

@@ -1,17 +1,23 @@
-"""Nodes that new pods of a job stay away from, because something there is isolated.
+"""Nodes that new pods of a job stay away from: something there is isolated, or nobody reaches the pods there.
 
-The plane names them in the job's status and takes them out when the fault is gone. A node that is closed as a
-whole is excluded. One with a broken device is only the last choice where a device plugin keeps that device
-from pods; where the job's pods ask for no device, nobody does that, so it is excluded too.
+The plane names isolated nodes in the job's status and takes them out when the fault is gone. A node that is
+closed as a whole is excluded. One with a broken device is only the last choice where a device plugin keeps
+that device from pods; where the job's pods ask for no device, nobody does that, so it is excluded too. Nodes
+out of reach are named by a request (`restarts.out_of_reach`), and excluded for a minute.
+
+A scheduler never takes an exclusion back. So a pod bears what it was excluded from, and one that still waits
+when such a node may be used again is made anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from taskd.core.acjob import names
 from taskd.core.acjob.job import Json, mapping
+from taskd.core.acjob.seen import PENDING, PodSeen
 
 FIELD: Final = "isolatedNodes"
 DEVICE: Final = "device"
@@ -36,6 +42,28 @@ def read_avoided(raw: Json | None) -> tuple[Avoided, ...]:
     )
 
 
+def all_avoided(raw: Json | None, out_of_reach: Collection[str]) -> tuple[Avoided, ...]:
+    """Those of the status and those that are out of reach; what nobody reaches is closed as a whole."""
+    isolated = (each for each in read_avoided(raw) if each.node not in out_of_reach)
+    return (*map(Avoided, sorted(out_of_reach)), *isolated)
+
+
+def closed(avoided: Iterable[Avoided], *, has_device: bool) -> list[str]:
+    """The nodes that pods are excluded from."""
+    return [each.node for each in avoided if not (each.device_only and has_device)]
+
+
+def waits(pod: PodSeen) -> bool:
+    """Whether a pod that is kept off nodes has found no other."""
+    return pod.phase == PENDING and not pod.node and not pod.deleting and names.AVOIDS in pod.annotations
+
+
+def in_vain(pod: PodSeen, avoided: Iterable[Avoided]) -> bool:
+    """Whether a pod waits although a node that it is kept off may be used by now."""
+    still = {each.node for each in avoided}
+    return waits(pod) and not still.issuperset(pod.annotations[names.AVOIDS].split(","))
+
+
 def with_avoidance(spec: Json, avoided: Iterable[Avoided], *, has_device: bool) -> Json:
     """The pod spec that keeps away from these nodes; itself where there are none.
 
@@ -43,17 +71,17 @@ def with_avoidance(spec: Json, avoided: Iterable[Avoided], *, has_device: bool) 
     so each of them gets the exclusion.
     """
     avoided = tuple(avoided)
-    closed = [each.node for each in avoided if not (each.device_only and has_device)]
+    shut = closed(avoided, has_device=has_device)
     last = [each.node for each in avoided if each.device_only and has_device]
     if not avoided:
         return spec
     affinity = dict(mapping(spec.get("affinity")))
     node_affinity = dict(mapping(affinity.get("nodeAffinity")))
-    if closed:
+    if shut:
         required = dict(mapping(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")))
         terms = required.get("nodeSelectorTerms") or [{}]
         required["nodeSelectorTerms"] = [
-            {**term, "matchFields": [*(term.get("matchFields") or ()), *_not_in(closed)]} for term in terms
+            {**term, "matchFields": [*(term.get("matchFields") or ()), *_not_in(shut)]} for term in terms
         ]
         node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
     if last:

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.acjob import backoff, conditions, names, recoveryenv, restarts, switching, validation
+from taskd.core.acjob import backoff, conditions, names, recoveryenv, relief, restarts, switching, validation
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import status as statuses
 from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
+    AssignStandby,
     CreateBackup,
     CreatePods,
+    CreateStandbys,
     Decision,
     DeletePod,
     DeletePodGroup,
@@ -27,6 +29,7 @@ from taskd.core.acjob.actions import (
     SyncPodGroup,
     SyncService,
 )
+from taskd.core.acjob.avoiding import Avoided, all_avoided
 from taskd.core.acjob.conditions import Condition
 from taskd.core.acjob.finishing import clean_up, deadline_at, has_succeeded
 from taskd.core.acjob.job import Job, Slot
@@ -199,12 +202,14 @@ class _Course:
             blocked = self._supplies(status)
             if blocked is not None:
                 return blocked
-            return Decision(status, (CreatePods(restart.lost, status.restarts),))
+            return Decision(status, self._placed(self._fill(restart.lost, status), status))
         return Decision(status, self._removals(status), status_first=True)
 
     def _removals(self, status: Status) -> tuple[Action, ...]:
         force = self.job.labels.get(names.FAULT_SCHEDULING, "").endswith("force")
-        removed = restarts.doomed(self.found, status, self.seen.nodes, self.requests, force=force)
+        removed = restarts.doomed(
+            self.found, status, self.seen.nodes, self.requests, avoided=self._avoided(status), force=force
+        )
         surplus = [(pod, None) for pod in self.found.surplus if not pod.deleting]
         late, _ = self._overdue(status)
         taken = {pod.uid for pod, _ in removed}
@@ -239,15 +244,47 @@ class _Course:
         status = self.status
         actions = self._removals(status)
         leaving = {action.uid for action in actions if isinstance(action, DeletePod)}
-        actions += tuple(
-            move for move in switching.moves(self.found, status.restarts) if _about(move) not in leaving
-        )
+        ready = relief.running(self.found, status, self._out_of_reach(status))
+        moves = switching.moves(self.found, status.restarts, ready)
+        actions += tuple(move for move in moves if _about(move) not in leaving)
         empty, waits_until = self.found.empty, None
         if empty and not has_succeeded(self.job, self.found):
             waits_until = backoff.over_at(status)
             if waits_until is None or self.now >= waits_until:
-                actions, waits_until = (*actions, CreatePods(empty, status.restarts)), None
-        return _awake(self._state(status, actions), waits_until)
+                actions, waits_until = (*actions, *self._fill(empty, status)), None
+        upkeep, look_at = self._upkeep(status, actions)
+        actions = self._placed((*actions, *upkeep), status)
+        decision = _awake(self._state(status, actions), waits_until)
+        return _awake(_awake(decision, look_at), restarts.avoids_until(self.found, status, self.now))
+
+    def _avoided(self, status: Status) -> tuple[Avoided, ...]:
+        """The nodes that new pods are kept off."""
+        return all_avoided(self.seen.raw, restarts.out_of_reach(status, self.requests, self.now))
+
+    def _placed(self, actions: tuple[Action, ...], status: Status) -> tuple[Action, ...]:
+        """Have all pods that are made kept off these nodes."""
+        avoid = self._avoided(status)
+        made = CreatePods | CreateStandbys | CreateBackup
+        return tuple(replace(each, avoid=avoid) if isinstance(each, made) else each for each in actions)
+
+    def _out_of_reach(self, status: Status) -> frozenset[str]:
+        """The nodes on which a pod that is kept ready is of no use."""
+        cut = restarts.out_of_reach(status, self.requests, self.now)
+        return self.seen.nodes.gone | self.seen.nodes.unreachable | cut
+
+    def _fill(self, slots: Sequence[Slot], status: Status) -> tuple[Action, ...]:
+        """Have these places filled: by pods that are kept ready as far as there are any."""
+        chosen = relief.choose(self.found, slots, status, self._out_of_reach(status))
+        rest = tuple(slot for slot in slots if slot not in chosen)
+        made = (CreatePods(rest, status.restarts),) if rest else ()
+        return (*relief.assign(chosen, status.restarts), *made)
+
+    def _upkeep(self, status: Status, actions: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
+        """Look after the pods that are kept ready; not while some of them are about to get a place."""
+        if any(isinstance(action, AssignStandby) for action in actions):
+            return (), None
+        whole = not self.found.idle()
+        return relief.upkeep(self.job, self.found, status, self.now, self._out_of_reach(status), whole=whole)
 
     def _held_up(self) -> bool:
         """Whether what was refused is something that the job needs now; other refusals are Events.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from taskd.core.acjob import names
+from taskd.core.acjob import names, standbys
 from taskd.core.acjob.job import Job, Json, mapping
 from taskd.core.acjob.volumes import left_alone
 
@@ -26,8 +26,11 @@ def is_label(name: str) -> bool:
 
 
 def of_all_pods(job: Job) -> list[str]:
-    """The host names of all pods that compute or lead, in the order of their ranks; none if one has none."""
+    """The host names of all pods that compute or lead, in the order of their ranks; none if one has none.
+
+    Those that are kept ready, or were, stand behind them.
+    """
     if not all(are_given(job, mapping(each.template.get("spec"))) for each in job.replicas):
         return []
-    found = [job.pod_name(slot) for slot in job.slots()]
+    found = [*(job.pod_name(slot) for slot in job.slots()), *standbys.all_names(job)]
     return [f"{name}.{names.PODS_SERVICE}" for name in found] if all(map(is_label, found)) else []

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from taskd.core.acjob import hostnames, names, recoveryenv
-from taskd.core.acjob.avoiding import Avoided, with_avoidance
+from taskd.core import podplace
+from taskd.core.acjob import hostnames, names, recoveryenv, standbys
+from taskd.core.acjob.avoiding import Avoided, closed, with_avoidance
 from taskd.core.acjob.devices import World, requested, world
 from taskd.core.acjob.environment import Addresses, ByRank, Variables, has_ascend, literal, merge, variables
 from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping
@@ -61,10 +62,40 @@ class PodMaker:
     ) -> dict[str, Any]:
         """The pod of that place, made by the restart `version` (0 at first).
 
-        A standby pod has another name and a few annotations more, and the same index, rank and environment.
+        The new pod of a hot switch has another name and a few annotations more, and the same index, rank and
+        environment.
         """
         rank = self.world.node_rank(slot)
         return self._moulds[slot.kind].pod(slot, rank, version, name or self.job.pod_name(slot), annotations)
+
+    def standby(self, number: int, version: int) -> dict[str, Any]:
+        """A pod that is kept ready: it has no place, so no rank, and no Service leads to it.
+
+        Its environment has the first rank of its type, since there must be one; `TASKD_SPARE_POD` says that
+        it is not meant.
+        """
+        slot = Slot(standbys.kind_of(self.job), 0)
+        made = self.pod(slot, version, name=standbys.pod_name(self.job, number))
+        metadata, spec = made["metadata"], made["spec"]
+        metadata["labels"] |= {
+            **type_labels(self.job, names.STANDBY),
+            names.REPLICA_INDEX: str(number),
+            names.REPLICA_INDEX_SHORT: str(number),
+        }
+        metadata["labels"].pop(names.JOB_ROLE, None)
+        marks = metadata["annotations"]
+        marks[names.POD_TYPE] = names.STANDBY
+        del marks[names.RANK_INDEX]
+        if names.TASK_SPEC in marks:
+            marks[names.TASK_SPEC] = names.STANDBY
+        said = literal(podplace.SPARE, "1")
+        spec["containers"] = [
+            {**each, "env": merge([said], each.get("env") or ())}
+            if each.get("name") == names.CONTAINER
+            else each
+            for each in spec["containers"]
+        ]
+        return made
 
 
 class _Mould:
@@ -99,7 +130,10 @@ class _Mould:
             self._metadata["finalizers"] = metadata["finalizers"]
 
         spec = with_mounts(mapping(replicas.template.get("spec")), added)
-        spec = with_avoidance(spec, avoided, has_device=requested(replicas.template) is not None)
+        has_device = requested(replicas.template) is not None
+        spec = with_avoidance(spec, avoided, has_device=has_device)
+        if shut := closed(avoided, has_device=has_device):
+            self._annotations[names.AVOIDS] = ",".join(shut)
         self._named = hostnames.are_given(job, spec)
         self._spec = {**spec, "restartPolicy": pod_restart_policy(replicas)}
         if scheduler:
@@ -146,6 +180,28 @@ class _Mould:
             },
             "spec": spec,
         }
+
+
+def assignment(
+    job: Job, slot: Slot, version: int, annotations: Mapping[str, str | None], *, gang: bool
+) -> dict[str, Any]:
+    """What is changed about a standby to make it the pod of a place: what such a pod is made with."""
+    replicas = job.of_kind(slot.kind)
+    index = str(slot.index)
+    role = "master" if slot.kind != WORKER else None
+    marks: dict[str, str | None] = {names.RANK_INDEX: str(world(job).node_rank(slot)), **annotations}
+    if gang:
+        marks[names.TASK_SPEC] = replicas.label
+    return {
+        "labels": {
+            **type_labels(job, replicas.label),
+            names.REPLICA_INDEX: index,
+            names.REPLICA_INDEX_SHORT: index,
+            names.POD_VERSION: str(version),
+            names.JOB_ROLE: role,
+        },
+        "annotations": marks,
+    }
 
 
 def _fill(own: Variables, users: Sequence[Json]) -> tuple[list[Json], list[tuple[int, str, ByRank]]]:
@@ -196,7 +252,7 @@ def warnings(job: Job, *, gang: bool, table_files: bool = True) -> tuple[tuple[s
     if affinity not in names.TOR_AFFINITY_VALUES:
         text = f"label {names.TOR_AFFINITY}={affinity}"
         found.append((names.UNKNOWN_TOR_AFFINITY, _unknown(text, names.TOR_AFFINITY_VALUES)))
-    found += _odd_labels(job)
+    found += [*_odd_labels(job), *_idle_standbys(job)]
     if refusal := recoveryenv.refused(job):
         found.append((names.RECOVERY_REFUSED, f"the job's recovery strategies are not in force: {refusal}"))
     policy = job.annotations.get(names.SCHEDULE_POLICY)
@@ -218,6 +274,17 @@ def _nameless(job: Job) -> Iterator[tuple[str, str]]:
             )
             yield names.NO_HOST_NAME, text
             return
+
+
+def _idle_standbys(job: Job) -> Iterator[tuple[str, str]]:
+    """Standby pods that would stand by for nothing."""
+    asked = job.annotations.get(names.STANDBY_PODS, "0")
+    if int(asked) and not standbys.can_have(job):
+        text = (
+            f"annotation {names.STANDBY_PODS}={asked} is ignored: pods stand by for training of PyTorch "
+            "whose Master has processes"
+        )
+        yield names.STANDBY_PODS_IGNORED, text
 
 
 def _unmet_tables(job: Job, *, table_files: bool) -> Iterator[tuple[str, str]]:

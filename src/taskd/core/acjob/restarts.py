@@ -17,11 +17,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from taskd.core.acjob import backoff, faults, names, recoveryenv
+from taskd.core.acjob import avoiding, backoff, faults, names, recoveryenv
+from taskd.core.acjob.avoiding import Avoided
 from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
 from taskd.core.acjob.pods import shape
 from taskd.core.acjob.seen import Nodes, PodSeen, Roster
-from taskd.core.acjob.status import Status, stamp
+from taskd.core.acjob.status import Status, moment, stamp
 
 POD_FAILED: Final = "pod-failed"
 EXIT_CODE: Final = "exit-code"
@@ -32,6 +33,7 @@ REQUESTED: Final = "requested"
 RESIZED: Final = "resized"
 REFUSED: Final = " Refused: "
 """Between the cause of a restart and what the API server says against its pods."""
+AVOID_S: Final = 60.0
 OWN_FAILURES: Final = frozenset({POD_FAILED, EXIT_CODE})
 
 
@@ -158,11 +160,18 @@ def begin(status: Status, restart: Restart, now: float) -> Status:
 
 
 def doomed(
-    found: Roster, status: Status, nodes: Nodes, requests: Sequence[Json], *, force: bool
+    found: Roster,
+    status: Status,
+    nodes: Nodes,
+    requests: Sequence[Json],
+    *,
+    avoided: Collection[Avoided],
+    force: bool,
 ) -> list[tuple[PodSeen, int | None]]:
     """The pods that the restart under way still has to remove, each with its grace period.
 
-    A request may say for its own pods whether they have time to end; else the job's label says so.
+    A request may say for its own pods whether they have time to end; else the job's label says so. Also those
+    that wait for a node and are kept off some that may be used by now.
     """
     old = _old(found, status)
     named = _named(status, requests)
@@ -176,13 +185,15 @@ def doomed(
     ]
     chosen = {pod.uid for pod, _ in removals}
     removals += [
-        (pod, 0 if _is_hard(named[pod.name].force, force=force) else None)
+        (pod, 0 if no_time else None)
         for pod in found.regular.values()
-        if not pod.deleting
-        and pod.uid not in chosen
+        if pod.uid not in chosen
         and pod.name in named
         and pod.version < named[pod.name].version
+        # Without time also where somebody asked it to go before: nobody there may be able to confirm it.
+        and ((no_time := _is_hard(named[pod.name].force, force=force)) or not pod.deleting)
     ]
+    removals += [(pod, 0) for pod in _placeable(found) if avoiding.in_vain(pod, avoided)]
     return removals
 
 
@@ -200,6 +211,32 @@ def overdue(
     due = {uid: pod.deleted_at + patience_s for uid, pod in going.items() if pod.deleted_at is not None}
     late = [going[uid] for uid, at in due.items() if now >= at]
     return late, min((at for at in due.values() if now < at), default=None)
+
+
+def out_of_reach(status: Status, requests: Sequence[Json], now: float) -> frozenset[str]:
+    """The nodes on which pods of the restart under way were out of reach, for as long as that is believed.
+
+    Not for long: by then the cluster itself knows whether the node is there.
+    """
+    if _believed_until(status) <= now:
+        return frozenset()
+    return frozenset(str(node) for each in _answered(status, requests) for node in each.get("avoid") or ())
+
+
+def avoids_until(found: Roster, status: Status, now: float) -> float | None:
+    """When a pod that waits for a node need not be kept off one any more; None where none does."""
+    until = _believed_until(status)
+    return until if now < until and any(map(avoiding.waits, _placeable(found))) else None
+
+
+def _believed_until(status: Status) -> float:
+    began = moment(status.restarted_at) if status.restarted_at else None
+    return began + AVOID_S if began is not None else 0.0
+
+
+def _placeable(found: Roster) -> Iterator[PodSeen]:
+    yield from found.regular.values()
+    yield from found.standbys
 
 
 def _old(found: Roster, status: Status) -> list[PodSeen]:

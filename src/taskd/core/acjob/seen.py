@@ -61,6 +61,11 @@ class PodSeen:
         return self.annotations.get(names.POD_TYPE) == names.BACKUP
 
     @property
+    def standby(self) -> bool:
+        """Whether it is kept ready beside the job and has no place."""
+        return self.annotations.get(names.POD_TYPE) == names.STANDBY
+
+    @property
     def alive(self) -> bool:
         """Whether it takes part in the job's work, or has done its share."""
         return not self.deleting and self.phase in {RUNNING, SUCCEEDED}
@@ -163,6 +168,8 @@ class Roster:
     """Pods that stand by, by the name of the pod they stand by for."""
     surplus: list[PodSeen]
     """Pods in places that the job does not have (any more), and doubles."""
+    standbys: list[PodSeen] = field(default_factory=list)
+    """Pods that are kept ready for whatever place is lost."""
     empty: tuple[Slot, ...] = ()
     """The places that no pod has and that need one."""
     finished: frozenset[Slot] = frozenset()
@@ -192,7 +199,9 @@ def roster(job: Job, pods: Sequence[PodSeen]) -> Roster:
     counts = {replicas.kind: replicas.count for replicas in job.replicas}
     found = Roster({}, {}, [])
     for pod in sorted(pods, key=lambda pod: (pod.deleting, -pod.version, pod.name)):
-        if pod.backup:
+        if pod.standby:
+            found.standbys.append(pod)
+        elif pod.backup:
             found.backups[pod.annotations.get(names.BACKUP_SOURCE, "")] = pod
         elif pod.slot is None or pod.slot.index >= counts.get(pod.slot.kind, 0) or pod.slot in found.regular:
             found.surplus.append(pod)

@@ -9,11 +9,13 @@ nothing of the limit.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from taskd.core.acjob import names
-from taskd.core.acjob.actions import Action, AnnotatePod, CreateBackup, DeletePod
-from taskd.core.acjob.seen import Roster
+from taskd.core.acjob.actions import Action, AnnotatePod, AssignStandby, CreateBackup, DeletePod
+from taskd.core.acjob.job import Slot
+from taskd.core.acjob.seen import PodSeen, Roster
 
 _STANDBY: Final = re.compile(r"-hot-[0-9a-f]{6}$")
 
@@ -23,9 +25,10 @@ def backup_name(source: str, source_uid: str) -> str:
     return f"{_STANDBY.sub('', source)}-hot-{source_uid.replace('-', '')[:6]}"
 
 
-def moves(found: Roster, current: int) -> tuple[Action, ...]:
-    """What the marks on the pods ask for."""
+def moves(found: Roster, current: int, ready: Sequence[PodSeen] = ()) -> tuple[Action, ...]:
+    """What the marks on the pods ask for; of the pods that are kept ready those are used first."""
     asked: list[Action] = []
+    waiting = iter(ready)
     for slot, pod in found.regular.items():
         wish = pod.annotations.get(names.ASK_OPERATOR)
         standby = found.backups.get(pod.name)
@@ -35,7 +38,7 @@ def moves(found: Roster, current: int) -> tuple[Action, ...]:
         elif pod.deleting:
             continue
         elif standby is None and wish == "create":
-            asked.append(CreateBackup(pod.name, pod.uid, slot, current))
+            asked.append(_relief(pod, slot, current, next(waiting, None)))
         elif standby is not None and not standby.deleting and wish == "create":
             marks = {names.ASK_OPERATOR: None, names.BACKUP_NEW: standby.name}
             asked.append(AnnotatePod(pod.name, pod.uid, marks))
@@ -51,3 +54,11 @@ def moves(found: Roster, current: int) -> tuple[Action, ...]:
         if standby.annotations.get(names.ASK_OPERATOR) == "delete" or source not in known:
             asked.append(DeletePod(standby.name, standby.uid, 0, "standby no longer wanted"))
     return tuple(asked)
+
+
+def _relief(pod: PodSeen, slot: Slot, current: int, ready: PodSeen | None) -> Action:
+    """A pod to stand by for this one: one that is kept ready, else a new one."""
+    if ready is None:
+        return CreateBackup(pod.name, pod.uid, slot, current)
+    marks = {names.HOT_SWITCH: "true", names.POD_TYPE: names.BACKUP, names.BACKUP_SOURCE: pod.name}
+    return AssignStandby(ready.name, ready.uid, slot, current, marks)

@@ -122,6 +122,14 @@ def _annotations(annotations: Json) -> Iterator[Problem]:
             f"the number of processes per pod must be a whole number from 1, but got {processes!r}",
             f"metadata.annotations[{names.PROCESSES_PER_POD}]",
         )
+    standbys = str(annotations.get(names.STANDBY_PODS, "0"))
+    if not re.fullmatch(r"\d{1,4}", standbys) or int(standbys) > names.MAX_STANDBYS:
+        yield Problem(
+            "InvalidStandbyPods",
+            f"the number of standby pods must be a whole number from 0 to {names.MAX_STANDBYS}, "
+            f"but got {standbys!r}",
+            f"metadata.annotations[{names.STANDBY_PODS}]",
+        )
 
 
 def _policies(spec: Json, missing_queue: str | None) -> Iterator[Problem]:

@@ -174,6 +174,8 @@ def _sort_pods(state: JobState, episode: Episode) -> tuple[tuple[int, ...], tupl
     pods = state.shape.pods_of(episode.faults)
     old = not_replaced(state, episode, pods)
     only_processes = not episode.devices and not any(rank in state.devices for rank in episode.faults)
+    if episode.cut and set(pods) <= set(episode.cut):
+        return (), pods, ()
     if (
         not state.policy.allows(Strategy.IN_PLACE)
         or Change.RECOVER in episode.tried
@@ -186,7 +188,7 @@ def _sort_pods(state: JobState, episode: Episode) -> tuple[tuple[int, ...], tupl
         levels = {found.level for rank in ranks for found in _faults_of(state, rank)}
         seen = state.pods.get(pod)
         stands = seen is not None and seen.running
-        if not stands or pod not in old or not levels <= PASSING_LEVELS:
+        if not stands or pod not in old or pod in episode.cut or not levels <= PASSING_LEVELS:
             leaving.append(pod)
         elif levels:
             waiting.append(pod)

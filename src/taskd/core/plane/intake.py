@@ -22,6 +22,13 @@ _PODS_GO = frozenset({Phase.RESCHEDULING, Phase.RESTARTING, Phase.PARTING, Phase
 """In these phases pods go because they were asked to."""
 
 
+def take_cut(turn: Turn, cut: tuple[int, ...]) -> None:
+    """Note which pods nobody reaches, if anything is under way; ranks of theirs were taken in before."""
+    known = tuple(pod for pod in cut if pod in turn.state.pods)
+    if known and turn.state.episode is not None:
+        turn.edit(cut=tuple(sorted({*turn.episode.cut, *known})))
+
+
 def take_faults(turn: Turn, faults: dict[int, FaultKind], what: str, devices: tuple[int, ...] = ()) -> None:
     """Take in faults, in whatever phase."""
     state = turn.state
@@ -85,7 +92,8 @@ def lost_pods(state: JobState, event: PodsSeen) -> dict[int, str]:
     return {
         rank: uid
         for rank, uid in gone.items()
-        if rank not in expected or (episode is not None and replaced(state, episode, rank))
+        if state.left.get(rank) != uid
+        and (rank not in expected or (episode is not None and replaced(state, episode, rank)))
     }
 
 

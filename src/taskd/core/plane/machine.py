@@ -130,7 +130,10 @@ def _forget_old_pods(turn: Turn, event: PodsSeen) -> None:
     """Take in the pods. A new pod has no faults until somebody says so; those known were the old one's."""
     state = turn.state
     new = {rank for rank, pod in state.pods.items() if event.pods.get(rank, pod).uid != pod.uid}
-    turn.change(pods=dict(event.pods))
+    left = {
+        rank: uid for rank, uid in state.left.items() if rank in event.pods and event.pods[rank].uid == uid
+    }
+    turn.change(pods=dict(event.pods), left=left)
     if new:
         old = {rank for pod in new for rank in state.shape.ranks_of(pod)}
         turn.change(

@@ -53,6 +53,10 @@ def recovered(turn: Turn, code: int) -> str | None:
     """Take the outcome of a recovery; returns how the episode ended, if it did."""
     if code == Code.OK:
         _note(turn, RecoverStatus.RECOVER_OK)
+        # Where a standby took over, the old pod may still be there: that it goes now is what was asked for.
+        moved = not_replaced(turn.state, turn.episode, turn.episode.leaving)
+        there = {pod: turn.episode.origin[pod] for pod in moved if pod in turn.episode.origin}
+        turn.change(left={**turn.state.left, **there})
         return "recovered"
     _note(turn, RecoverStatus.RECOVER_FAILED)
     turn.edit(tried=union(turn.episode.tried, {Change.RECOVER}))

@@ -52,6 +52,7 @@ def take_report(turn: Turn, report: Report) -> None:
         case FaultsReported():
             faults = parse_faults(report.faults, state.shape)
             intake.take_faults(turn, faults, describe(faults))
+            intake.take_cut(turn, report.cut)
             turn.do(Answer(turn.state.uuid, Code.OK, "receive ReportProcessFault"))
             return
         case StopReported():

@@ -112,6 +112,8 @@ class Episode:
     """Ranks whose devices failed; the others' processes did."""
     origin: Mapping[int, str] = field(default_factory=dict)
     """The UIDs of all pods when it began."""
+    cut: tuple[int, ...] = ()
+    """Pods that nobody reaches: they cannot be asked to end, and must come back on another node."""
     in_place: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     offered: tuple[Change, ...] = ()
@@ -157,6 +159,8 @@ class JobState:
     absent_since: float = 0.0
     keeps_old: bool = False
     """The manager can resume in the old pod when a migration fails, so the old pod goes last."""
+    left: Mapping[int, str] = field(default_factory=dict)
+    """The UIDs of pods whose ranks went elsewhere while they were there: that they go then is no loss."""
     pods: Mapping[int, PodSeen] = field(default_factory=dict)
     health: Health = Health.HEALTHY
     devices: Mapping[int, RankFault] = field(default_factory=dict)
@@ -197,10 +201,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class FaultsReported:
-    """ReportProcessFault: the trainer says which ranks failed."""
+    """ReportProcessFault: the trainer says which ranks failed, and which pods nobody reaches any more."""
 
     faults: tuple[tuple[str, str], ...]
     uuid: str = ""
+    cut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +367,8 @@ class Ask:
     force: bool = False
     origin: Mapping[int, str] = field(default_factory=dict)
     """The UIDs that are meant, so that a pod which was replaced already is left alone."""
+    cut: tuple[int, ...] = ()
+    """Those of the pods that nobody reaches."""
 
 
 @dataclass(frozen=True, slots=True)

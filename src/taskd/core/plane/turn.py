@@ -105,8 +105,10 @@ class Turn:
         if not pods and wish is not Wish.RESTART_JOB:
             return
         origin = {pod: uid for pod, uid in self.episode.origin.items() if pod in pods}
+        cut = tuple(pod for pod in pods if pod in self.episode.cut)
+        # Whom nobody reaches cannot be given time to end, however gentle the others are dealt with.
         force = (force or self.episode.force or self.state.policy.force) and not self.episode.gentle
-        self.do(Ask(self.episode.uuid, wish, pods, reason, force, origin))
+        self.do(Ask(self.episode.uuid, wish, pods, reason, force or bool(cut), origin, cut))
 
     def label(self, key: str, value: str | None, pod: int = -1) -> None:
         """Set a label of the job or of a pod."""

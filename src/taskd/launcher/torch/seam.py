@@ -30,6 +30,7 @@ from taskd.core.launch import (
     Program,
     ProgramKind,
 )
+from taskd.core.podplace import SPARE
 from taskd.core.variables import read_variables
 from taskd.launcher.launcher import Launcher, prepare_environment
 from taskd.launcher.notices import say
@@ -103,6 +104,9 @@ def _launch(
         config.max_restarts = DEFAULT_MAX_RESTARTS
     if os.environ.get("TASKD_PROCESS_ENABLE") == "off" or not isinstance(entrypoint, str):
         return original(config, entrypoint, args, *more, **named)
+    if os.environ.get(SPARE) == "1":
+        say("a pod that stands by starts its training with `taskd run`; torchrun would take a rank for it")
+        raise SystemExit(ExitCode.USAGE)
     host, port = _manager_address(config)
     if not _reachable(host, port, _patience(config)):
         say(

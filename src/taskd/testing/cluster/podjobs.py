@@ -198,7 +198,7 @@ class PodJob:
         found = {}
         for pod in self.cluster.api.items(f"/api/v1/namespaces/{self.namespace}/pods"):
             notes = pod["metadata"].get("annotations") or {}
-            if pod["metadata"].get("deletionTimestamp") or notes.get("podType") == "backup":
+            if pod["metadata"].get("deletionTimestamp") or notes.get("podType") in {"backup", "standby"}:
                 continue
             found[int(notes["hccl/rankIndex"])] = str(pod["metadata"]["name"])
         return found

@@ -70,6 +70,42 @@ async def test_a_fault_moves_its_pod_and_nobody_elses(site: Site, planned: Contr
     assert any("recover" in message for _, _, message in told)
 
 
+@pytest.mark.parametrize("standbys", ["0", "1"])
+async def test_a_pod_that_nobody_reaches_goes_by_force_and_not_back_there(
+    site: Site, planned: Controller, nodes: Nodes, standbys: str
+) -> None:
+    """A standby has its place at once, and that is no further fault; else a new pod is put elsewhere."""
+    annotations = {**STRATEGIES, "taskd.io/standby-pods": standbys}
+    site.submit(small("job", workers=2, annotations=annotations, labels={"fault-scheduling": "grace"}))
+    site.wait_state("job", "Running")
+    if standbys == "1":
+        nodes.wait_phase(site.namespace, "job-standby-0", "Running")
+    job_id, old = str(site.job("job")["metadata"]["uid"]), site.pod("job-worker-0")
+    where = old["spec"]["nodeName"]
+    async with managing(planned.log, job_id) as manager:
+        await manager.link.report_fault(((1, "1"),), cut=(1,))
+        await stop_and_offer(manager, "recover", "exit")
+        order = await manager.hears("changeStrategy")
+        if standbys == "1":
+            await manager.link.report_outcome(0, "recovered", "recover")
+        until(lambda: site.status("job").get("restarts") == 1, say=lambda: str(site.job("job")["status"]))
+        nodes.add(1)
+        site.wait_state("job", "Running")
+
+    assert ("recover", (1,)) == (order.strategy, order.nodes)
+    request = site.status("job")["requests"][-1]
+    assert (True, [where]) == (request["force"], request["avoid"])
+    pods = site.pods("job")
+    if standbys == "1":
+        assert "worker" == pods["job-standby-0"]["metadata"]["labels"]["replica-type"]
+        assert "job-worker-0" not in pods
+    else:
+        new = pods["job-worker-0"]
+        assert where != new["spec"]["nodeName"]
+        assert old["metadata"]["uid"] != new["metadata"]["uid"]
+    assert 1 == site.status("job")["restarts"]
+
+
 async def test_a_device_fault_reaches_the_manager_without_a_word_of_the_trainer(
     site: Site, planned: Controller, nodes: Nodes
 ) -> None:

@@ -71,7 +71,8 @@ class ClusterHands:
         match ask.wish:
             case Wish.REPLACE:
                 if pods:
-                    await self._request(job, ask, {"pods": [pod.name for pod in pods], **_avoid(job, ask)})
+                    which = {"pods": [pod.name for pod in pods], "uids": [pod.uid for pod in pods]}
+                    await self._request(job, ask, {**which, **_avoid(job, ask)})
             case Wish.RESTART_JOB:
                 await self._request(job, ask, {"scope": "job"})
             case Wish.KEEP:

@@ -54,9 +54,12 @@ class Isolation:
         self._busy: dict[str, asyncio.Lock] = {}
         self._written: dict[str, list[dict[str, Any]]] = {}
         """What was written last, until the cache shows it."""
+        self._told: dict[str, frozenset[str]] = {}
+        """The nodes that jobs were told of, by UID; only jobs that were told of any."""
         self._forget = nodes.listen_for_nodes(self._changed)
         sources.jobs.add_handler(self._job_changed)
-        self._changed(None)  # what was released while nobody looked
+        for raw in sources.jobs.store:  # what was released while nobody looked
+            self._job_changed(None, None, raw)
 
     def close(self) -> None:
         """Look no more."""
@@ -77,18 +80,22 @@ class Isolation:
         listed = sorted((each for each in found if each), key=lambda each: each.node not in mine)[:MOST]
         await self._write(raw, [each.as_json() for each in sorted(listed, key=lambda each: each.node)])
 
-    def _changed(self, nodes: Iterable[str] | None) -> None:
-        """Look at the jobs that were told of one of these nodes; of any, where none is named."""
-        names = None if nodes is None else set(nodes)
-        for raw in self._sources.jobs.store:
-            told = {each.node for each in read_avoided(raw)}
-            if told and (names is None or told & names):
-                self._run(self._release(str(raw["metadata"]["uid"])))
+    def _changed(self, nodes: Iterable[str]) -> None:
+        """Look at the jobs that were told of one of these nodes."""
+        names = set(nodes)
+        for uid, told in self._told.items():
+            if told & names:
+                self._run(self._release(uid))
 
     def _job_changed(self, _change: object, old: Json | None, new: Json | None) -> None:
         """See our own writes arrive; a fault may have gone before they did."""
         job = new or old
         uid = str(job["metadata"]["uid"]) if job is not None else ""
+        told = frozenset(each.node for each in read_avoided(new))
+        if told:
+            self._told[uid] = told
+        else:
+            self._told.pop(uid, None)
         if new is None:
             self._written.pop(uid, None)
             self._busy.pop(uid, None)

@@ -390,6 +390,21 @@ def ask(play: Play, **request: object) -> None:
     play.reconcile()
 
 
+def test_a_pod_that_was_replaced_already_is_not_replaced_for_the_same_reason() -> None:
+    """A node that dies is seen by plane and operator; the second to speak names a pod that is gone."""
+    worker = "test-job-worker-0"
+    play = Play(raw_job()).start()
+    play.lose(worker)
+    play.reconcile()
+    play.run_all()
+    play.reconcile()
+    assert "uid-3" == play.pods[worker].uid
+    ask(play, pods=[worker], uids=["uid-2"])
+
+    assert ("uid-3", 1) == (play.pods[worker].uid, play.status["restarts"])
+    assert {"r1": 1} == play.status["handledRequests"]
+
+
 @pytest.mark.parametrize(
     ("label", "force", "waits"),
     [

@@ -289,3 +289,18 @@ def test_a_node_that_is_out_of_service_loses_its_pod(stage: Stage) -> None:
         f"/api/v1/nodes/{node}/status", {"status": {"conditions": [condition]}}, kind=STRATEGIC
     )
     until(lambda: stage.isolated() == [], say=lambda: str(stage.isolated()))
+
+
+def test_a_lost_node_costs_one_restart(stage: Stage) -> None:
+    """Its kubelet says nothing any more: plane and operator both see it, and the pod is replaced once."""
+    stage.submit(GRACE)
+    before, node = stage.uids(), stage.node(WORKER)
+    stage.nodes.lose(node)
+    wait_settled(stage.site, "job", 1)
+    until(lambda: stage.reset()["RetryTime"] == 1, say=lambda: str(stage.reset()))
+
+    assert [WORKER] == [pod for pod in before if before[pod] != stage.uids()[pod]]
+    assert node != stage.node(WORKER)
+    stage.nodes.restore(node)
+    until(lambda: stage.isolated() == [], say=lambda: str(stage.isolated()))
+    assert 1 == stage.site.status("job")["restarts"]

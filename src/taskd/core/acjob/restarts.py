@@ -189,7 +189,7 @@ def doomed(
         for pod in found.regular.values()
         if pod.uid not in chosen
         and pod.name in named
-        and pod.version < named[pod.name].version
+        and named[pod.name].means(pod)
         # Without time also where somebody asked it to go before: nobody there may be able to confirm it.
         and ((no_time := _is_hard(named[pod.name].force, force=force)) or not pod.deleting)
     ]
@@ -204,9 +204,7 @@ def overdue(
     named = _named(status, requests)
     going = {pod.uid: pod for pod in _old(found, status)}
     going |= {
-        pod.uid: pod
-        for pod in found.regular.values()
-        if pod.name in named and pod.version < named[pod.name].version
+        pod.uid: pod for pod in found.regular.values() if pod.name in named and named[pod.name].means(pod)
     }
     due = {uid: pod.deleted_at + patience_s for uid, pod in going.items() if pod.deleted_at is not None}
     late = [going[uid] for uid, at in due.items() if now >= at]
@@ -384,9 +382,11 @@ def _asked(job: Job, found: Roster, status: Status, requests: Sequence[Json], no
 def idle(found: Roster, requests: Sequence[Json]) -> Iterator[str]:
     """Requests that name no pod which there is: there is nothing to move, so they cost no restart."""
     there = {pod.name for pod in found.regular.values()}
+    alive = {pod.uid for pod in found.regular.values()}
     for request in requests:
-        named = request.get("pods") or ()
-        if request.get("id") and request.get("scope") != "job" and there.isdisjoint(named):
+        uids = request.get("uids") or ()
+        nobody = there.isdisjoint(request.get("pods") or ()) or (uids and alive.isdisjoint(uids))
+        if request.get("id") and request.get("scope") != "job" and nobody:
             yield str(request["id"])
 
 
@@ -394,7 +394,13 @@ class _Named(NamedTuple):
     """What requests say of one pod: the generation that is to replace it, and how it is to end."""
 
     version: int
-    force: tuple[object, ...]
+    force: tuple[object, ...] = ()
+    uids: tuple[str, ...] = ()
+    """Which pods of that name are meant, where a request says so."""
+
+    def means(self, pod: PodSeen) -> bool:
+        """Whether that very pod is to be replaced."""
+        return pod.version < self.version and (not self.uids or pod.uid in self.uids)
 
 
 def _named(status: Status, requests: Sequence[Json]) -> dict[str, _Named]:
@@ -405,10 +411,12 @@ def _named(status: Status, requests: Sequence[Json]) -> dict[str, _Named]:
         if answer is None:
             continue
         for name in map(str, request.get("pods") or ()):
-            known = named.get(name, _Named(answer, ()))
-            wishes = known.force if known.version >= answer else ()
-            if answer >= known.version:
-                named[name] = _Named(answer, (*wishes, request.get("force")))
+            known = named.get(name, _Named(answer))
+            if answer > known.version:
+                known = _Named(answer)
+            if answer == known.version:
+                uids = (*known.uids, *map(str, request.get("uids") or ()))
+                named[name] = _Named(answer, (*known.force, request.get("force")), uids)
     return named
 
 

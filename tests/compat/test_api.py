@@ -401,7 +401,7 @@ def test_a_proxys_config_is_what_its_process_reads(monkeypatch: pytest.MonkeyPat
     for config in seen:
         assert isinstance(msgspec.convert(config, ProxyConfig), ProxyConfig)
         # What concerns the succession of launchers is not for a proxy that has none.
-        succession = {"term", "standby", "roster_file"}
+        succession = {"term", "standby", "roster_file", "pace"}
         fields = {each.name for each in msgspec.inspect.type_info(ProxyConfig).fields}  # type: ignore[attr-defined]
         assert fields - succession == set(config)  # type: ignore[call-overload]
     assert 2 == len(seen)

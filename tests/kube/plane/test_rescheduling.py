@@ -21,7 +21,7 @@ from tests.core.faults.scenes import device_info, fault
 from tests.kube.operator.conftest import _end
 from tests.kube.operator.site import Controller, Site, until
 from tests.kube.operator.small import delete_pod, small, uid, wait_settled
-from tests.kube.plane.manager import find_port
+from tests.kube.plane.manager import find_port, managing
 from tests.plane.player import Stub
 
 PLANE = ("--no-leader-elect", "--gang", "off", "--plane", "--plane-insecure", "--plane-listen", "127.0.0.1:0")
@@ -304,3 +304,62 @@ def test_a_lost_node_costs_one_restart(stage: Stage) -> None:
     stage.nodes.restore(node)
     until(lambda: stage.isolated() == [], say=lambda: str(stage.isolated()))
     assert 1 == stage.site.status("job")["restarts"]
+
+
+@pytest.mark.slow
+def test_a_pod_without_room_costs_the_whole_job(stage: Stage) -> None:
+    """The fall-back after the job's own limit; both restarts are counted, and neither against the limit."""
+    stage.submit(GRACE, {"wait-reschedule-timeout": "30"}, policy={"backoffLimit": 1})
+    before, node = stage.uids(), stage.node(WORKER)
+    (free,) = set(stage.names) - {node, stage.node(MASTER)}
+    stage.site.kube.api.patch(f"/api/v1/nodes/{free}", {"spec": {"unschedulable": True}})
+    stage.report_devices(node, fault(3, "80E18005", "SeparateNPU"))
+    until(lambda: stage.site.status("job").get("restarts") == 2, 90, lambda: str(stage.site.status("job")))
+    stage.site.kube.api.patch(f"/api/v1/nodes/{free}", {"spec": {"unschedulable": None}})
+    wait_settled(stage.site, "job", 2)
+
+    assert {MASTER, WORKER} == {pod for pod in before if before[pod] != stage.uids()[pod]}
+    assert node not in {stage.node(MASTER), stage.node(WORKER)}
+    assert {"requested": 2} == stage.site.status("job")["restartCauses"]
+    assert any("was not replaced within 30 s" in message for message in stage.told()), stage.told()
+
+
+async def test_force_exit_with_process_recovery_on(stage: Stage) -> None:
+    """S1-23: the trainer is told to leave without being asked anything, and the pod goes at once."""
+    labels = {"fault-scheduling": "grace", "subHealthyStrategy": "forceExit"}
+    stage.submit(labels, {"recover-strategy": "recover,dump"}, marks={REMOVE_AFTER: "300s"})
+    before, node = stage.uids(), stage.node(WORKER)
+    async with managing(stage.controller.log, stage.site.job("job")["metadata"]["uid"]) as manager:
+        await stage.report_public(node)
+        order = await manager.hears("changeStrategy")
+        await asyncio.to_thread(wait_settled, stage.site, "job", 1)
+
+    assert ("exit", (1,)) == (order.strategy, order.nodes)
+    assert [WORKER] == [pod for pod in before if before[pod] != stage.uids()[pod]]
+    assert node != stage.node(WORKER)
+
+
+async def test_grace_exit_with_process_recovery_on(stage: Stage) -> None:
+    """S1-23: the state is saved before the pod goes, in its own time although the job says force."""
+    labels = {"fault-scheduling": "force", "subHealthyStrategy": "graceExit"}
+    stage.submit(labels, {"recover-strategy": "dump"}, marks={REMOVE_AFTER: "2s"})
+    before, node = stage.uids(), stage.node(WORKER)
+    async with managing(stage.controller.log, stage.site.job("job")["metadata"]["uid"]) as manager:
+        await stage.report_public(node)
+        save = await manager.hears("saveAndExit")
+        assert before == stage.uids(), "nobody goes before the state is saved"
+        await manager.link.report_outcome(0, "saved", "dump")
+        order = await manager.hears("changeStrategy")
+        gone = await asyncio.to_thread(until, lambda: _deletion(stage))
+        await asyncio.to_thread(wait_settled, stage.site, "job", 1)
+
+    assert ((1,), "exit") == (save.nodes, order.strategy)
+    assert gone > 0, "it has time to end"
+    assert [WORKER] == [pod for pod in before if before[pod] != stage.uids()[pod]]
+    assert node != stage.node(WORKER)
+
+
+def _deletion(stage: Stage) -> int:
+    """The time that the worker's pod has to end, once it is being deleted."""
+    metadata = stage.site.pod(WORKER)["metadata"]
+    return int(metadata["deletionGracePeriodSeconds"]) if "deletionTimestamp" in metadata else 0

@@ -28,15 +28,11 @@ RESTARTS = ".status.containerStatuses[0].restartCount"
 
 @pytest.fixture
 def planned(cluster: RealNodes, namespace: str, definition: None, tmp_path: Path) -> Iterator[Planned]:
-    """The jobs of the test's namespace with a controller that is a plane too; and where that is.
-
-    It makes certificates: kubelets show them to the pods, whose managers show them to the plane and to each
-    other's proxies.
-    """
+    """The jobs of the test's namespace with a controller that is a plane too; and where that is."""
     found = re.search(r"https://([0-9.]+):", cluster.kubeconfig.read_text())
     assert found is not None
     host = found[1]
-    flags = ("--plane", "--plane-listen", f"{host}:0", "--plane-names", host)
+    flags = ("--plane", "--plane-insecure", "--plane-listen", f"{host}:0")
     with controlled(cluster, namespace, tmp_path, *flags) as site:
         port = until(lambda: find_port(tmp_path / "controller.log"))
         yield site, f"{host}:{port}"

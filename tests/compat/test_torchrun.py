@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from taskd.core.certificates import VARIABLE
 from tests.compat.conftest import OwnTorch
+from tests.links.papers import authority, job_papers
 
 pytestmark = pytest.mark.slow
 
@@ -105,18 +107,26 @@ def test_the_seeds_sed_line_may_run_twice(patched: OwnTorch) -> None:
     assert 0 == done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("manager_first", [True, False])
+@pytest.mark.parametrize(
+    ("manager_first", "certified"),
+    [(True, False), (False, False), (True, True)],
+    ids=["manager first", "manager later", "with certificates"],
+)
 def test_the_seeds_block_recovers_a_killed_rank(
-    patched: OwnTorch, tmp_path: Path, manager_first: bool
+    patched: OwnTorch, tmp_path: Path, manager_first: bool, certified: bool
 ) -> None:
     """manager.py before or after torchrun: a killed rank costs a restart, and the job ends with 0."""
+    more = {}
+    if certified:
+        papers = job_papers(tmp_path / "certificates", authority(), "3d5fe1c4-9d1f-4b8a-9f5e-0c7e1c3b2a10")
+        more = {VARIABLE: papers.directory, "MINDX_TASK_ID": papers.identity}
     torchrun = "torchrun --log_dir logs --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 "
     torchrun += "--master_port $((TASKD_MANAGER_PORT - 1)) train.py"
     if manager_first:
         block = f"{SEED_BLOCK}\n{torchrun}"
     else:
         block = f"{torchrun} & TORCHRUN=$!\nsleep 0.5\n{SEED_BLOCK}\nwait $TORCHRUN"
-    done = run_block(patched, tmp_path, block, DIE="1")
+    done = run_block(patched, tmp_path, block, DIE="1", **more)
 
     assert 0 == done.returncode, done.stderr
     again = [json.loads((tmp_path / f"rank{rank}-1.json").read_text()) for rank in range(2)]

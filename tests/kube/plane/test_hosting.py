@@ -75,32 +75,36 @@ async def test_a_pod_that_nobody_reaches_goes_by_force_and_not_back_there(
     site: Site, planned: Controller, nodes: Nodes, standbys: str
 ) -> None:
     """A standby has its place at once, and that is no further fault; else a new pod is put elsewhere."""
+    nodes.add(3)
     annotations = {**STRATEGIES, "taskd.io/standby-pods": standbys}
     site.submit(small("job", workers=2, annotations=annotations, labels={"fault-scheduling": "grace"}))
     site.wait_state("job", "Running")
     if standbys == "1":
         nodes.wait_phase(site.namespace, "job-standby-0", "Running")
-    job_id, old = str(site.job("job")["metadata"]["uid"]), site.pod("job-worker-0")
-    where = old["spec"]["nodeName"]
+    job_id, there = str(site.job("job")["metadata"]["uid"]), site.pods("job")
+    # A standby on the same node would be out of reach too.
+    busy = there["job-standby-0"]["spec"]["nodeName"] if standbys == "1" else ""
+    index = next(n for n in (0, 1) if there[f"job-worker-{n}"]["spec"]["nodeName"] != busy)
+    rank, old = index + 1, there[f"job-worker-{index}"]
+    where, name = old["spec"]["nodeName"], old["metadata"]["name"]
     async with managing(planned.log, job_id) as manager:
-        await manager.link.report_fault(((1, "1"),), cut=(1,))
+        await manager.link.report_fault(((rank, "1"),), cut=(rank,))
         await stop_and_offer(manager, "recover", "exit")
         order = await manager.hears("changeStrategy")
         if standbys == "1":
             await manager.link.report_outcome(0, "recovered", "recover")
         until(lambda: site.status("job").get("restarts") == 1, say=lambda: str(site.job("job")["status"]))
-        nodes.add(1)
         site.wait_state("job", "Running")
 
-    assert ("recover", (1,)) == (order.strategy, order.nodes)
+    assert ("recover", (rank,)) == (order.strategy, order.nodes)
     request = site.status("job")["requests"][-1]
     assert (True, [where]) == (request["force"], request["avoid"])
     pods = site.pods("job")
     if standbys == "1":
         assert "worker" == pods["job-standby-0"]["metadata"]["labels"]["replica-type"]
-        assert "job-worker-0" not in pods
+        assert name not in pods
     else:
-        new = pods["job-worker-0"]
+        new = pods[name]
         assert where != new["spec"]["nodeName"]
         assert old["metadata"]["uid"] != new["metadata"]["uid"]
     assert 1 == site.status("job")["restarts"]

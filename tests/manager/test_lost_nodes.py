@@ -92,7 +92,7 @@ class PlayedNode:
                 self.uplink.beat(Beat(self.generation, {}))
             await asyncio.Event().wait()  # the streams stay open: a cut line ends none of them
         finally:
-            links = (self.uplink._link, self.proxy._agent)  # noqa: SLF001 - real ones end with their process
+            links = (self.uplink._link, self.proxy._agent)  # real ones end with their process
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,7 +103,7 @@ class PlayedNode:
     def fall_silent(self) -> None:
         """Say nothing any more, neither as an agent nor as a proxy."""
         self.speaks = False
-        self.proxy._say_kept = lambda: None  # type: ignore[method-assign]  # noqa: SLF001
+        self.proxy._say_kept = lambda: None  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ async def managed(home: Path, count: int) -> AsyncIterator[tuple[Manager, list[P
         succession=Succession("0", Term(1, "0"), Roster(Term(1, "0"), 0, (me,), "run")),
     )
     manager = Manager(config, log, Lifeline())
-    work = [asyncio.ensure_future(manager.run())]
+    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(manager.run())]
     nodes: list[PlayedNode] = []
     try:
         await _until(lambda: manager.port > 0, "a port")

@@ -93,6 +93,7 @@ from taskd.manager.injection import Injector
 from taskd.manager.inquiries import Inquiries
 from taskd.manager.liaison import Liaison
 from taskd.manager.office import Office, begin_succession
+from taskd.manager.parts import keep_running
 from taskd.manager.questions import confirm, pass_on
 from taskd.manager.reaching import Doors
 from taskd.manager.resetconfig import ResetWatch, reset_directory
@@ -176,7 +177,7 @@ class Manager:
         ticker = asyncio.ensure_future(self._keep_time())
         over = asyncio.ensure_future(self._over.wait())
         parts = (self._doors, self._liaison, self._resets)
-        others = [asyncio.ensure_future(part.run()) for part in parts if part is not None]
+        others = [asyncio.ensure_future(keep_running(part, self._log)) for part in parts if part]
         try:
             await asyncio.wait({ticker, over}, return_when=asyncio.FIRST_COMPLETED)
             if ticker.done():

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ class PlayedNode:
                 self.uplink.beat(Beat(self.generation, {}))
             await asyncio.Event().wait()  # the streams stay open: a cut line ends none of them
         finally:
-            links = (self.uplink._link, self.proxy._agent)  # noqa: SLF001 - real ones end with their process
+            links = (self.uplink._link, self.proxy._agent)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,7 +104,7 @@ class PlayedNode:
     def fall_silent(self) -> None:
         """Say nothing any more, neither as an agent nor as a proxy."""
         self.speaks = False
-        self.proxy._say_kept = lambda: None  # type: ignore[method-assign]  # noqa: SLF001
+        self.proxy._say_kept = lambda: None  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager
@@ -121,7 +122,7 @@ async def managed(home: Path, count: int) -> AsyncIterator[tuple[Manager, list[P
         succession=Succession("0", Term(1, "0"), Roster(Term(1, "0"), 0, (me,), "run")),
     )
     manager = Manager(config, log, Lifeline())
-    work = [asyncio.ensure_future(manager.run())]
+    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(manager.run())]
     nodes: list[PlayedNode] = []
     try:
         await _until(lambda: manager.port > 0, "a port")

@@ -70,7 +70,7 @@ def test_a_worker_s_link_is_cut_and_comes_back(tmp_path: Path, undisturbed: Run)
         steps = len(team.entries(0))
         eventually(lambda: len(team.entries(0)) >= steps + 30, "thirty steps after it came back", PATIENCE_S)
         assert (["recovered"], [RECOVER]) == (recovered(team.pods[0]), strategies(team.pods[0]))
-        assert "out of reach" in team.pods[0].err
+        assert "out of reach" in team.pods[0].timeline()[-1]["what"]
         team.finish([team.pods[0], team.pods[1], team.standby])
 
     check(undisturbed, team, 2, [0, 1])

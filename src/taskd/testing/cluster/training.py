@@ -3,6 +3,7 @@
 Everything is at the same place inside as outside, read-only, so that nothing has to be told where it is.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,4 +71,7 @@ def volumes(writable: Sequence[Path] = ()) -> TrainingVolumes:
         {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
         {"name": "HOME", "value": "/root"},
     ]
+    if "PYTHONPATH" in os.environ:
+        # A checkout beside the one that is installed: what is tested here is tested there.
+        env.append({"name": "PYTHONPATH", "value": os.environ["PYTHONPATH"]})
     return TrainingVolumes(found, mounts, env)

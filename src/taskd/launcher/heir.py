@@ -339,7 +339,7 @@ class Heir:
                 self._household.follow(Follow(self.term, self.manager))
 
     def _go_directly(self, host: Answer | None) -> None:
-        """Go to the manager's own address where its launcher answers: only the way of a Service may be shut."""
+        """Go to the manager's own address where its launcher answers: only a Service's way may be shut."""
         if host is None or host.sight is not Sight.ANSWERED or host.reborn or host.term != self.term:
             return
         if host.manager not in ("", self.manager):

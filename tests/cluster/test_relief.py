@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 READY = "j-standby-0"
 PAUSE_S = 0.3  # so that a job of forty steps lasts until its fault
 # Loosely, for whatever else the machine does; `make bench-cluster` has the figures.
-AT_ONCE_S = 4.0
-CUT_S = 8.0
+AT_ONCE_S = 8.0
+CUT_S = 10.0
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from tests.train.runs import Run, assert_same, pids_of, read_run, start
 
 pytestmark = [*NEEDS, pytest.mark.matrix]
 
-# Loosely: other work on the machine makes all of it slower. Alone it takes a third of that.
-AT_ONCE_S = 4.0
-CUT_S = 6.0
-CUT_MANAGER_S = 14.0
+# Loosely: other work on the machine makes all of it several times slower.
+AT_ONCE_S = 8.0
+CUT_S = 10.0
+MANAGER_S = 25.0
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_worker_s_link_is_cut_and_comes_back(tmp_path: Path, undisturbed: Run)
         steps = len(team.entries(0))
         eventually(lambda: len(team.entries(0)) >= steps + 30, "thirty steps after it came back", PATIENCE_S)
         assert (["recovered"], [RECOVER]) == (recovered(team.pods[0]), strategies(team.pods[0]))
-        assert "out of reach" in team.pods[0].err
+        assert "out of reach" in team.pods[0].timeline()[-1]["what"]
         team.finish([team.pods[0], team.pods[1], team.standby])
 
     check(undisturbed, team, 2, [0, 1])
@@ -88,7 +88,7 @@ def test_the_manager_s_pod_is_deleted(tmp_path: Path, undisturbed: Run) -> None:
         team.finish([team.pods[1], team.pods[2], team.standby])
 
     check(undisturbed, team, 0, [1, 2])
-    assert took_s < CUT_S
+    assert took_s < MANAGER_S
 
 
 def test_the_manager_s_link_is_cut_and_comes_back(tmp_path: Path, undisturbed: Run) -> None:
@@ -103,7 +103,7 @@ def test_the_manager_s_link_is_cut_and_comes_back(tmp_path: Path, undisturbed: R
         team.finish([team.pods[1], team.pods[2], team.standby])
 
     check(undisturbed, team, 0, [1, 2])
-    assert took_s < CUT_MANAGER_S
+    assert took_s < MANAGER_S
 
 
 def test_a_pod_that_is_stopped_is_not_cut_off(tmp_path: Path, undisturbed: Run) -> None:
@@ -121,7 +121,7 @@ def test_a_pod_that_is_stopped_is_not_cut_off(tmp_path: Path, undisturbed: Run) 
         steps = len(team.entries(2))
         eventually(lambda: len(team.entries(2)) >= steps + 10, "ten more steps", PATIENCE_S)
         team.finish([*team.pods, team.standby])
-        assert [] == [each for each in team.pods[0].timeline() if "out of reach" in each["what"]]
+        assert not (team.pods[0].directory / "timeline.jsonl").exists(), team.pods[0].timeline()
 
     assert_same(undisturbed, team.out)
     assert [1, 1, 1] == [len(pids_of(team.out, rank)) for rank in range(3)]

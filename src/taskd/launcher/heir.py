@@ -340,6 +340,7 @@ class Heir:
                     await self._survey()
                 if decision.hopeless and away_s > SAY_AFTER_S:
                     self._say_once(decision.why)
+                self._go_directly(answers.get(self.term.node))
             case Follow():
                 self._go_to(decision)
             case TakeOver():
@@ -349,6 +350,14 @@ class Heir:
                 self._starts, self._lost_at = 0, since
                 self._household.take_over(roster.run)
                 self._household.follow(Follow(self.term, self.manager))
+
+    def _go_directly(self, host: Answer | None) -> None:
+        """Go to the manager's own address where its launcher answers: only a Service's way may be shut."""
+        if host is None or host.sight is not Sight.ANSWERED or host.reborn or host.term != self.term:
+            return
+        if host.manager not in ("", self.manager):
+            self.manager = host.manager
+            self._household.follow(Follow(host.term, host.manager))
 
     def _go_to(self, where: Follow) -> None:
         self.hosts, self.term, self.manager = False, where.term, where.manager

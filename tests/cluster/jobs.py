@@ -10,7 +10,7 @@ from tests.kube.operator.site import ROOT, Site
 from tests.train.runs import DDP
 
 STEPS = 40
-LONG = 400  # where a job trains while a pod is made
+LONG = 300  # where a job trains while a pod is made
 PODS = ("j-master-0", "j-worker-0", "j-worker-1")
 PER_POD = 2
 WORLD = len(PODS) * PER_POD

@@ -101,11 +101,19 @@ class Scene:
         return self.report(node, WorkersStopped(self.job.generation, 29501), life)
 
     def exited(
-        self, node: str, how: Exit, *, step: int = -1, stamp: float = 0.0, place: str = "", life: str = "a"
+        self,
+        node: str,
+        how: Exit,
+        *,
+        step: int = -1,
+        stamp: float = 0.0,
+        place: str = "",
+        error: str = "",
+        life: str = "a",
     ) -> tuple[Effect, ...]:
         report = WorkerExited(
             self.job.generation, self.rank(node), 0, self.rank(node) + 10, how, step, 60.0, self.now, stamp,
-            place=place,
+            error=error, place=place,
         )  # fmt: skip
         return self.report(node, report, life)
 

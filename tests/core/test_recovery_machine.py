@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ NODES = ("0", "1", "2")
 def keeping(nodes: int = 3) -> Scene:
     """A running job whose ranks, one a node, keep their state."""
     play = Scene(nodes).running()
-    for node in NODES:
+    for node in play.job.nodes:
         play.report(node, Progress(1, play.rank(node), joined=True, step=4, ready=True))
     play.effects.clear()
     return play
@@ -123,6 +124,24 @@ def test_a_plan_says_when_all_ranks_last_began_together() -> None:
     assert again.job.plan is not None
     assert (2, 1) == (play.job.plan.generation, play.job.plan.began)
     assert (2, 2) == (again.job.plan.generation, again.job.plan.began)
+
+
+@pytest.mark.parametrize(
+    ("error", "phase"),
+    [
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer", JobPhase.RUNNING),
+        ("ValueError: no such file", JobPhase.FINISHING),
+    ],
+)
+def test_peers_that_end_over_one_broken_group_have_failed_once(error: str, phase: JobPhase) -> None:
+    """Their script was in a collective between two steps. An error of its own comes back on each rank."""
+    play = keeping(4)
+    play.exited("0", KILLED, step=4)
+    for node in ("1", "2", "3"):
+        play.exited(node, RAISED, step=4, place="train.py:30", error=error)
+    play.restart()
+
+    assert phase == play.job.phase
 
 
 def test_a_second_death_raises_it_again() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from taskd.train.torch.feed import Feed
@@ -28,6 +28,24 @@ def loader(data: Numbers | None = None) -> DataLoader[int]:
     numbers = data or Numbers()
     sampler: DistributedSampler[int] = DistributedSampler(numbers, 1, 0, shuffle=True, seed=3)
     return DataLoader(numbers, batch_size=3, sampler=sampler)
+
+
+class Stream(IterableDataset[int]):
+    """Does not know how long it is."""
+
+    def __iter__(self) -> Any:
+        yield from range(7)
+
+
+def test_a_stream_without_a_length_is_read_and_passed_over() -> None:
+    data: DataLoader[int] = DataLoader(Stream(), batch_size=3)
+    feed, later = Feed(data), Feed(DataLoader(Stream(), batch_size=3))
+    drawn = [feed.batch(step).tolist() for step in range(4)]
+    assert [[0, 1, 2], [3, 4, 5], [6], [0, 1, 2]] == drawn
+
+    later.go_to(feed.place(), 4, 0)
+
+    assert feed.batch(4).tolist() == later.batch(4).tolist()
 
 
 class Stateful:

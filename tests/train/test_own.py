@@ -1,9 +1,10 @@
 import random
 
+import pytest
 import torch
 from torch import nn
 
-from taskd.train.torch.own import OwnState
+from taskd.train.torch.own import OwnState, without_states
 
 
 class Counting(nn.Module):
@@ -55,3 +56,44 @@ def test_what_was_the_same_elsewhere_stays_as_it_was_received() -> None:
 
     assert torch.equal(mean, mine.get_buffer("mean"))
     assert 1 == mine.get_buffer("seen").item()
+
+
+class Hidden:
+    """Is another one on each rank."""
+
+    def __init__(self, value: float) -> None:
+        self.value = torch.full((2, 2), value, dtype=torch.bfloat16)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take it."""
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(("elsewhere", "expected"), [(1.0, 9.0), (2.0, 1.0)])
+def test_a_registered_thing_is_the_ranks_own_where_it_differed(elsewhere: float, expected: float) -> None:
+    """One that was the same on the other rank came with its newer state."""
+    own, mine = OwnState(), Hidden(1.0)
+    kept, like = own.capture({"it": mine}), own.capture({"it": Hidden(elsewhere)})
+    mine.value = torch.full((2, 2), 9.0, dtype=torch.bfloat16)
+
+    own.restore({"it": mine}, kept, like)
+
+    assert torch.equal(torch.full((2, 2), expected, dtype=torch.bfloat16), mine.value)
+
+
+def test_what_has_grown_too_large_for_a_buddy_is_left_out_and_all_else_is_not() -> None:
+    own, mine = OwnState(), Hidden(1.0)
+    kept = own.capture({"it": mine}, b"page 7")
+    drawn = torch.rand(1).item()
+    mine.value = torch.zeros(1)
+    own.restore({"it": mine}, without_states(kept))
+
+    assert (drawn, [0.0], b"page 7") == (
+        torch.rand(1).item(),
+        mine.value.tolist(),
+        own.place_in(without_states(kept)),
+    )

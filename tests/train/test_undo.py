@@ -76,7 +76,7 @@ def test_a_repeated_step_unscales_its_own_gradients(fused: bool) -> None:
     gradients = Gradients()
     before = model.bias.detach().clone()
     for _ in range(2):
-        gradients.note(objects)
+        gradients.note(objects, model.parameters())
         scaler.scale(model(torch.ones(4)).sum()).backward()
         try:
             scaler.step(optimizer)
@@ -91,14 +91,14 @@ def test_a_repeated_step_finds_no_gradient_of_the_interrupted_one() -> None:
     """For scripts that clear gradients at the end of a step, by None or by zero."""
     model = torch.nn.Linear(4, 4)
     gradients = Gradients()
-    gradients.note({"model": model})
+    gradients.note({"model": model}, model.parameters())
     model(torch.ones(4)).sum().backward()
     gradients.clear()
     assert [None, None] == [parameter.grad for parameter in model.parameters()]
 
     model(torch.ones(4)).sum().backward()
     model.zero_grad(set_to_none=False)
-    gradients.note({"model": model})
+    gradients.note({"model": model}, model.parameters())
     model(torch.ones(4)).sum().backward()
     gradients.clear()
     assert [0.0, 0.0] == [float(p.grad.abs().sum()) for p in model.parameters() if p.grad is not None]

@@ -18,6 +18,7 @@ KINDS = {
     "accumulate": ["forward:1:5", "updated:2:6"],
     "scaler": ["forward:0:5", "updated:1:2", "after:2:8"],
     "loader": ["before:1:4", "forward:0:12", "updated:3:3"],
+    "habits": ["frozen:1:5", "updated:2:7", "forward:3:6", "after:0:8", "before:1:6"],
     "epochs": ["forward:1:7", "after:2:9", "before:0:10", "before:3:12"],
 }
 SAMPLE = [
@@ -26,6 +27,8 @@ SAMPLE = [
     ("after", "updated:1:5"),
     ("loader", "before:1:4"),
     ("epochs", "before:0:10"),
+    ("habits", "frozen:1:5"),
+    ("habits", "updated:2:7"),
 ]
 EVERY = [(kind, death) for kind, deaths in KINDS.items() for death in deaths]
 CASES = EVERY if os.environ.get("TASKD_MATRIX") else SAMPLE
@@ -33,7 +36,7 @@ CASES = EVERY if os.environ.get("TASKD_MATRIX") else SAMPLE
 
 @pytest.mark.parametrize(("kind", "death"), CASES)
 def test_a_kill_costs_no_bit(tmp_path: Path, reference: Callable[..., Run], kind: str, death: str) -> None:
-    """Two optimizers, a collective after the update, accumulation, a scaler, a loader, epochs, ZeRO-1."""
+    """Two optimizers, a collective after the update, accumulation, a scaler, loaders, ZeRO-1, habits."""
     job = train(tmp_path, "--kind", kind, "--die", death, script=USAGE, steps=STEPS)
 
     _, rank, _ = death.split(":")

@@ -121,6 +121,28 @@ def test_a_handle_follows_to_the_next_wrapper() -> None:
     assert ["child.0.weight", "child.0.bias"] == [name for name, _ in outer.named_parameters()]
 
 
+@pytest.mark.usefixtures("group")
+def test_a_communication_hook_goes_to_the_next_wrapper_too() -> None:
+    """Else the survivors of a fault would reduce other numbers than the one that is new."""
+    model = nn.Linear(2, 2)
+    called: list[int] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch looks at annotations
+        state.append(1)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    handle = Handle(DistributedDataParallel(model))
+    handle.register_comm_hook(called, hook)
+    handle(torch.ones(2)).sum().backward()
+    handle.clear()
+    handle.set(DistributedDataParallel(model))
+    handle(torch.ones(2)).sum().backward()
+
+    assert [1, 1] == called
+
+
 def test_an_empty_handle_says_so() -> None:
     handle = Handle()
 

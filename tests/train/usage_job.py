@@ -4,7 +4,9 @@
 after the first has updated. ``after``: the loss is averaged after the update. ``accumulate``: two backward
 passes a step. ``scaler``: AMP's scaler, which leaves an update out now and then. ``loader``: a loader with a
 sampler, whose augmentation draws random numbers. ``epochs``: a loop for each epoch, over shuffled data.
-``talks``: a collective between two steps, which is not promised.
+``talks``: a collective between two steps, which is not promised. ``habits``: what scripts change beside their
+parameters, before the update (a counter, a schedule that is turned without an update too, a momentum encoder,
+a model that is frozen for a while) and after it (a hidden state of the rank's own).
 """
 
 import argparse
@@ -60,6 +62,21 @@ def net() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(64, 4))
 
 
+class Carried:
+    """A state of the rank's own, and a count."""
+
+    def __init__(self) -> None:
+        self.value, self.seen = torch.zeros(16), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {"value": self.value, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it."""
+        self.value, self.seen = state["value"], state["seen"]
+
+
 class Samples(Dataset[tuple[torch.Tensor, int]]):
     """Adds noise from the global generator, as augmentations do."""
 
@@ -97,6 +114,9 @@ if args.kind == "two":
     ddp_other = job.wrap(lambda: DistributedDataParallel(other, bucket_cap_mb=0.02))
     second = torch.optim.SGD(other.parameters(), lr=1e-2, momentum=0.9)
     state.update(other=other, second=second)
+carried = Carried()
+if args.kind == "habits":
+    state.update(other=other.requires_grad_(requires_grad=False), carried=carried)
 job.register(**state)
 
 
@@ -106,8 +126,38 @@ def loss_of(module: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> tor
     return loss
 
 
+def step_with_habits(step: int) -> float:
+    """One step that changes many things."""
+    at("before", step)
+    time.sleep(args.pause)
+    carried.seen += 1
+    optimizer.zero_grad()
+    x, y = batch_of(step)
+    with torch.no_grad():
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.lerp_(theirs, 0.1)
+    model.requires_grad_(requires_grad=False)
+    target = other(x)
+    at("frozen", step)
+    dist.all_reduce(target)
+    model.requires_grad_(requires_grad=True)
+    out = ddp(x * (1 + 0.01 * carried.seen) + 0.1 * carried.value)
+    loss = nn.functional.cross_entropy(out, y) + nn.functional.mse_loss(out, target / job.world_size)
+    at("forward", step)
+    loss.backward()
+    scheduler.step()
+    if step % 3:
+        optimizer.step()
+    at("updated", step)
+    carried.value = x.mean(0)
+    at("after", step)
+    return float(loss.item())
+
+
 def train_step(step: int, batch: Any = None) -> float:
     """One step of the chosen kind."""
+    if args.kind == "habits":
+        return step_with_habits(step)
     at("before", step)
     time.sleep(args.pause)
     optimizer.zero_grad()

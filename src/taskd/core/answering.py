@@ -7,6 +7,7 @@ all ranks restart, or the job ends.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from taskd.core.blame import streak_after
 from taskd.core.consulting import ask, asks
 from taskd.core.endings import check_success, finish
 from taskd.core.jobread import member_views
@@ -42,7 +43,7 @@ def answer_now(
     proposal = propose(job, within, condemned)
     if isinstance(proposal, str):
         why_not = proposal
-    elif fault.failure and not job.options.keep_trying and job.streak.extend(fault.failure).hopeless:
+    elif fault.failure and not job.options.keep_trying and streak_after(job, fault.failure).hopeless:
         why_not = "the same failure came back"
     else:
         return begin_recovery(job, now, stamp, proposal, fault)

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from taskd.core.failures import Failure
+from taskd.core.failures import Failure, Streak
 from taskd.core.jobstate import Culprit, Effect, Job, RecordIncident
 from taskd.core.messages import WorkerExited
+from taskd.core.troubles import TroubleKind, classify
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
@@ -30,3 +31,18 @@ def blame_earlier(job: Job, report: WorkerExited, culprit: Culprit, failure: Fai
     )
     job = replace(job, incident=incident, culprit=culprit, streak=job.streak.correct(failure))
     return job, (RecordIncident(incident),)
+
+
+def streak_after(job: Job, failure: Failure) -> Streak:
+    """Return the streak after one more failure; peers that fail over one broken group have failed once.
+
+    A script that calls collectives between two steps ends in them when a rank dies, on all ranks one after
+    the other, with one error at one line. That is an echo of the fault, not a failure that came back.
+    """
+    last, recovering = job.streak.failure, job.recovering
+    under_way = recovering is not None and not recovering.stepped
+    if last is not None and under_way and last.rank != failure.rank and last.signature == failure.signature:
+        kind, _, text = failure.error.partition(":")
+        if classify(kind, text) is TroubleKind.NETWORK:
+            return job.streak
+    return job.streak.extend(failure)

@@ -14,6 +14,7 @@ caller falls back to the next strategy.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from taskd.core.blame import streak_after
 from taskd.core.exits import Exit
 from taskd.core.failures import Failure
 from taskd.core.incidents import SWITCH, SWITCHED
@@ -158,7 +159,7 @@ def begin_recovery(job: Job, now: float, stamp: float, proposal: Proposal, fault
         incident=incident,
         incidents=incident.number,
         culprit=culprit,
-        streak=job.streak.extend(fault.failure) if fault.failure else job.streak,
+        streak=streak_after(job, fault.failure) if fault.failure else job.streak,
         testimonies={},
     )
     job, orders = _begin_round(job, now, order, rounds, reason)

@@ -6,6 +6,7 @@ the next incident. Which nodes take part is seen when everything is quiet (``gat
 
 from dataclasses import replace
 
+from taskd.core.blame import streak_after
 from taskd.core.endings import check_success, decide_give_up, finish
 from taskd.core.jobread import (
     choose_nodes,
@@ -42,7 +43,7 @@ def restart_all(job: Job, now: float, stamp: float, fault: Fault) -> Outcome:
         incident=incident,
         incidents=incident.number,
         culprit=culprit,
-        streak=job.streak.extend(fault.failure) if fault.failure else job.streak,
+        streak=streak_after(job, fault.failure) if fault.failure else job.streak,
         recovering=None,
         testimonies={},
     )

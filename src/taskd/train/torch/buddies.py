@@ -51,9 +51,13 @@ class Buddy:
         self._in = torch.zeros(LENGTH.size + self._room, dtype=torch.uint8)
         return bool(wanted[1].item())
 
+    def has_room(self, payload: bytes) -> bool:
+        """Tell whether a payload fits into what was agreed on."""
+        return len(payload) <= self._room
+
     def swap(self, step: int, kind: int, payload: bytes) -> None:
         """Give this rank's state and keep the neighbour's."""
-        if len(payload) > self._room:
+        if not self.has_room(payload):
             log.warning(
                 "taskd: %d bytes of a rank's own state are too many to be kept elsewhere", len(payload)
             )

@@ -53,8 +53,9 @@ from taskd.train.torch.restoring import (
 )
 from taskd.train.torch.saver import Saver
 from taskd.train.torch.sharding import shard_key
+from taskd.train.torch.tails import Tail
 from taskd.train.torch.troubles import Replay, describe_trouble
-from taskd.train.torch.undo import Gradients, Undo
+from taskd.train.torch.wayback import WayBack
 from taskd.train.torch.wrapping import Handle
 from taskd.train.torch.zero import ShardedOptimizer
 from taskd.train.watchdog import turn_watchdogs_off
@@ -93,8 +94,8 @@ class Engine:
         self._meeting = Meeting(worker, self._watch, self._fence, self.groups, rank)
         self._objects: dict[str, Any] = {}
         self._own = OwnState()
-        self._undo = Undo()
-        self._gradients = Gradients()
+        self._tail = Tail(self._own)
+        self._way = WayBack()
         self._began: dict[int, bytes] = {}
         self.saver = Saver(rank, world_size)
         self._feed = Feed(None)
@@ -109,16 +110,10 @@ class Engine:
         self._pending: Regroup | Save | None = None
         self._print: tuple[int, int] | None = None
         # Where it is: steps that count, steps that the script was told of, and the attempt under way.
-        self._step = 0
-        self._told = 0
-        self._kept = 0
-        self._start = 0
+        self._step = self._told = self._kept = self._start = 0
         self._attempted = -1
-        self._voted = False
-        self._updates = 0
-        self._calls_before = self._calls_after = 0
-        self._careful = False
-        self._moving = False
+        self._updates = self._calls_before = self._calls_after = 0
+        self._voted = self._careful = self._moving = False
         self._until = self._end = -1
         self._through = self._early = False
         self._exit, self._body = ExitNote(), LoopBody(rank)
@@ -256,10 +251,10 @@ class Engine:
     def _attempt(self, function: Callable[..., Any], step: int) -> tuple[Any, bool]:
         """Try a step; says whether it counts now. If not, it comes again or was overtaken."""
         self._voted, self._updates, self._attempted = False, 0, step
-        self._undo.holds = False
-        self._gradients.note(self._objects)
+        self._careful |= self._tail.matters
         started = time.monotonic()
         batch, before = self._begin(step)
+        self._way.begin(self._objects, self._meeting.handles)
         self._keeping.begin()
         try:
             self._worker.begin(step)
@@ -277,14 +272,16 @@ class Engine:
         else:
             self._watch.pace_s = max(0.9 * self._watch.pace_s, time.monotonic() - started)
             self.replaying = False
+            self._way.end(whole=True)
             return result, True
         if self._step > step:
             # The update had been made; only what the step did after it was lost, and so was its result.
             log.warning("taskd: step %d counts, but its result was lost with the old group", step)
             self.replaying = False
+            self._way.end(whole=False)
             return None, True
+        self._way.repeat(self._objects)
         self._own.restore(self._objects, before)
-        self._gradients.clear()
         self.replaying = True
         return None, False
 
@@ -309,6 +306,7 @@ class Engine:
         if self._step > step:
             # Seen once is enough: from here on this rank has its vote at the end of a step. A rank that does
             # nothing after its update may keep voting before it until the next agreement: a vote is a vote.
+            self._tail.end(self._objects, step)
             self._careful |= self.groups.calls != self._calls_after or self._updates > 1
             return
         self._vote(step)
@@ -351,9 +349,9 @@ class Engine:
             return
         # One that is given a closure computes its gradients, and changes parameters between them.
         self._careful |= kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+        if not self._updates:
+            self._way.before_update(self._objects, careful=self._careful)
         if self._careful:
-            if not self._updates:
-                self._undo.keep(self._objects)
             return
         if isinstance(optimizer, ShardedOptimizer):
             optimizer.prepare()  # all that it needs from others; nothing is changed by it
@@ -375,8 +373,8 @@ class Engine:
         try:
             self._keeping.before_vote(step, own)
             self._worker.voted(step)
-            told = torch.full((1,), float(self._watch.is_told_to_move(self._worker.generation)))
-            dist.all_reduce(told)
+            ballot = self._tail.ballot(moves=self._watch.is_told_to_move(self._worker.generation))
+            dist.all_reduce(ballot)
         except Exception as error:
             if not self._another_try(error, step):
                 raise
@@ -386,12 +384,13 @@ class Engine:
                 raise Replay from error
         else:
             # Whoever was told that ranks are to be moved tells all others, so that all stop at the same step.
-            self._moving = bool(told.item())
+            self._moving = self._tail.count(ballot, self._world)
         self._voted = True
+        self._tail.voted(own)
 
     def _commit(self, step: int) -> None:
         self._step = step + 1
-        self._undo.holds = False
+        self._way.commit()
         self._worker.done(step)
 
     def _take_back(self, step: int) -> None:
@@ -401,9 +400,7 @@ class Engine:
         for thing in self._objects.values():
             if isinstance(thing, ShardedOptimizer):
                 thing.discard()
-        if self._undo.holds:
-            self._undo.take_back(self._objects)
-        elif self._voted:
+        if not self._way.take_back(self._objects) and self._voted:
             # An update that failed halfway: what it left is of no use, a replica has better.
             self._has_state = False
 
@@ -478,9 +475,10 @@ class Engine:
 
         self._print = None
         objects = list(self._objects.values())
-        self._pending = self._meeting.come_together(
-            describe, objects, meanwhile, fresh=not self._arrived, gentle=bool(parting)
-        )
+        with self._way.as_begun():
+            self._pending = self._meeting.come_together(
+                describe, objects, meanwhile, fresh=not self._arrived, gentle=bool(parting)
+            )
         if isinstance(self._pending, Regroup) and self._pending.shards and not self._has_state:
             # Its predecessor's: what a fresh process holds says less, where parts are told by their contents.
             self._part = int(self._pending.shards[self._rank], 16)
@@ -499,9 +497,8 @@ class Engine:
         """Learn, once, which part of the state each rank has, and go on where an earlier run ended."""
         if self._part:
             return
-        handles = [wrap.handle for wrap in self._meeting.wraps]
-        self._part = part_number(shard_key(self._objects, handles))
-        for broken in find_broken_promises(self._objects, handles) if self._rank == 0 else ():
+        self._part = part_number(shard_key(self._objects, self._meeting.handles))
+        for broken in find_broken_promises(self._objects, self._meeting.handles) if self._rank == 0 else ():
             log.warning("taskd: %s", broken)
         optimizers = sum(isinstance(thing, torch.optim.Optimizer) for thing in self._objects.values())
         self._careful = optimizers > 1
@@ -512,9 +509,11 @@ class Engine:
 
     def _get_acquainted(self) -> None:
         """Agree with all ranks on what each has and how steps count."""
-        rows = gather_numbers([self._part, int(self._careful)], self._world)
-        self._layout = tuple(f"{part:x}" for part, _ in rows)
-        self._careful = any(careful for _, careful in rows)
+        rows = gather_numbers([self._part, int(self._careful), int(self._way.early)], self._world)
+        self._layout = tuple(f"{part:x}" for part, _, _ in rows)
+        self._careful = any(careful for _, careful, _ in rows)
+        self._tail.forget()
+        self._way.early = any(early for _, _, early in rows)
         own = self._own.capture(self._objects, self._feed.place())
         self._keeping.agree(self._layout, len(own), self._step, self._objects)
         self.saver.begin(self._layout, self._worker.generation)

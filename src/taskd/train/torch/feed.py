@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import IterableDataset
 
 from taskd.train.torch import randomness
 
@@ -41,7 +42,9 @@ class Feed:
         self._kept: dict[int, Any] = kept or {}
         self._stateful = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
         # Of data with indices one pass leaves nothing for the next one but in generators.
-        self._indexed = hasattr(getattr(data, "dataset", None), "__getitem__")
+        source = getattr(data, "dataset", None)
+        # Streams have the method too, from the class that they share with data sets; it is of no use there.
+        self._indexed = hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
     @property
     def present(self) -> bool:
@@ -111,7 +114,7 @@ class Feed:
             if self._batches is None:
                 self._begin_pass(step)
             try:
-                return next(self._batches or iter(()))
+                return next(self._batches if self._batches is not None else iter(()))
             except StopIteration:
                 self._batches = None
                 self._pass += 1
@@ -126,7 +129,8 @@ class Feed:
         sampler = getattr(self._data, "sampler", None)
         if self._pass and sampler is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self._pass)
-        self._batches = iter(self._data or ())
+        # Not its truth: a loader over a stream has no length, and says so by an error.
+        self._batches = iter(self._data) if self._data is not None else iter(())
 
     def _generators(self) -> list[torch.Generator]:
         """Return the generators that the loader was given."""

@@ -5,7 +5,7 @@ is given to anybody. Sums of whole words run at the speed of memory; any change 
 sum. Buffers are left out: they belong to a rank alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,8 +19,13 @@ _WORD = 8
 
 def fingerprint(objects: Mapping[str, Any]) -> int:
     """Return the number: equal for equal parameters and optimizer tensors in the same order."""
+    return print_of(_tensors(objects))
+
+
+def print_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the number of these tensors."""
     sums: list[torch.Tensor] = []
-    for tensor in _tensors(objects):
+    for tensor in tensors:
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         whole = flat.numel() // _WORD * _WORD
         if whole and flat.data_ptr() % _WORD == 0:
@@ -50,7 +55,7 @@ def _tensors(objects: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     for name in sorted(objects):
         thing = objects[name]
         if isinstance(thing, torch.nn.Module):
-            yield from map(_local, thing.parameters())
+            yield from map(local, thing.parameters())
         elif isinstance(thing, torch.optim.Optimizer):
             inner = thing.inner if isinstance(thing, ShardedOptimizer) else thing
             for group in inner.param_groups:
@@ -58,10 +63,10 @@ def _tensors(objects: Mapping[str, Any]) -> Iterator[torch.Tensor]:
                     state = inner.state.get(parameter, {})
                     for key in sorted(state, key=str):
                         if isinstance(state[key], torch.Tensor):
-                            yield _local(state[key])
+                            yield local(state[key])
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a distributed tensor."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from taskd.train.torch import snapshots
 from taskd.train.torch.buddies import Buddy, kept_path
 from taskd.train.torch.notes import SetupNotes
+from taskd.train.torch.own import without_states
 from taskd.train.torch.restoring import AT_VOTE, Own, find_own
 from taskd.train.torch.slots import Slot, read_entries, read_told
 
@@ -92,7 +93,7 @@ class Keeping:
             self._snapshot.wait()
             self._doubtful = False
         if self._buddy is not None:
-            self._buddy.swap(step, AT_VOTE, own)
+            self._buddy.swap(step, AT_VOTE, own if self._buddy.has_room(own) else without_states(own))
             if self._snapshot is not None:
                 self._swap_snapshots(step)
 

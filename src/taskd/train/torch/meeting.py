@@ -69,6 +69,11 @@ class Meeting:
         self._server: Any = None
         self.wraps: list[Wrap] = []
 
+    @property
+    def handles(self) -> list[Handle]:
+        """What the script holds of its wrappers."""
+        return [wrap.handle for wrap in self.wraps]
+
     def come_together(
         self,
         describe: Callable[[int, str], Standing],

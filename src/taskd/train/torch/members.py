@@ -13,15 +13,21 @@ import torch
 
 def parameters_in(objects: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the parameters of all modules among the objects, each once."""
-    return _unique(module._parameters for module in _modules_in(objects))  # noqa: SLF001 - see above
+    return parameters_of(modules_in(objects))
+
+
+def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Return the parameters that these modules have themselves, each once."""
+    return _unique(module._parameters for module in modules)  # noqa: SLF001 - see above
 
 
 def buffers_in(objects: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the buffers of all modules among the objects, each once."""
-    return _unique(module._buffers for module in _modules_in(objects))  # noqa: SLF001 - see above
+    return _unique(module._buffers for module in modules_in(objects))  # noqa: SLF001 - see above
 
 
-def _modules_in(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
+def modules_in(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
+    """Return all modules among the objects and inside of them, each once."""
     found: dict[int, torch.nn.Module] = {}
     waiting: list[Any] = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
     waiting.reverse()
@@ -38,7 +44,8 @@ def _modules_in(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
 def _unique(groups: Iterable[Mapping[str, torch.Tensor | None]]) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for group in groups:
-        for tensor in group.values():
-            if tensor is not None:
-                found[id(tensor)] = tensor
+        if group:
+            for tensor in group.values():
+                if tensor is not None:
+                    found[id(tensor)] = tensor
     return list(found.values())

@@ -5,13 +5,12 @@ With two optimizers, or a collective after the update, a fault can come when a p
 all ranks alike. Then the step is taken back here and computed again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
 import torch
 
-from taskd.train.torch.members import parameters_in
 from taskd.train.torch.zero import ShardedOptimizer
 
 
@@ -81,9 +80,9 @@ class Gradients:
         self._scalers: list[Any] = []
         self._bare: list[tuple[torch.optim.Optimizer, str]] = []
 
-    def note(self, objects: Mapping[str, Any]) -> None:
+    def note(self, objects: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> None:
         """Remember which parameters have a gradient."""
-        self._parameters = [(each, each.grad is not None) for each in parameters_in(objects)]
+        self._parameters = [(each, each.grad is not None) for each in parameters]
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         optimizers = [thing for thing in objects.values() if isinstance(thing, torch.optim.Optimizer)]
         self._bare = [

@@ -198,6 +198,10 @@ def _settle_buckets(ddp: Any) -> None:  # noqa: ANN401 - private parts of Distri
         ddp._has_rebuilt_buckets = True
 
 
+# What a script does to a wrapper decides the bits as well, and is done again with the next one.
+_NOTED = ("register_comm_hook",)
+
+
 class HandleEmpty(RuntimeError):
     """The wrapper is being built again."""
 
@@ -214,10 +218,11 @@ class Handle:
     it says that it is of the wrapper's class, as a mock does, so ``isinstance(handle, nn.Module)`` holds.
     """
 
-    __slots__ = ("__weakref__", "_taskd_training", "_taskd_wrapper")
+    __slots__ = ("__weakref__", "_taskd_calls", "_taskd_training", "_taskd_wrapper")
 
     def __init__(self, wrapper: nn.Module | None = None) -> None:
         """Stand for a wrapper, or for none yet."""
+        object.__setattr__(self, "_taskd_calls", [])
         object.__setattr__(self, "_taskd_training", None)
         object.__setattr__(self, "_taskd_wrapper", wrapper)
 
@@ -229,6 +234,8 @@ class Handle:
         training: bool | None = _own(self, "_taskd_training") if old is None else old.training
         if training is not None:
             wrapper.training = training
+        for name, args, kwargs in _own(self, "_taskd_calls"):
+            getattr(wrapper, name)(*args, **kwargs)
         object.__setattr__(self, "_taskd_wrapper", wrapper)
 
     def clear(self) -> None:
@@ -250,7 +257,8 @@ class Handle:
         return current(self)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the wrapper's attributes
-        return getattr(current(self), name)
+        found = getattr(current(self), name)
+        return functools.partial(_call_and_note, self, found) if name in _NOTED else found
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(current(self), name, value)
@@ -276,6 +284,12 @@ def current(handle: Handle) -> nn.Module:
     if wrapper is None:
         raise HandleEmpty
     return wrapper
+
+
+def _call_and_note(handle: Handle, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+    result = method(*args, **kwargs)
+    _own(handle, "_taskd_calls").append((method.__name__, args, kwargs))
+    return result
 
 
 def _own(handle: Handle, name: str) -> Any:  # noqa: ANN401 - one of the two slots

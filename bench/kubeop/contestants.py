@@ -181,6 +181,9 @@ class Floor:
 
     seconds: float
     core_s: float
+    submitting_s: float
+    """What it took to submit the jobs, before."""
+    submitting_core_s: float
 
 
 def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool) -> Floor:
@@ -192,7 +195,9 @@ def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool) -> 
     with ground.turn("bare") as turn:
         names = [f"j{number}" for number in range(job_count)]
         raw = [jobs.ascend_job(turn.namespace, name, pods_each) for name in names]
+        before = ground.core_seconds()
         ground.create("submitter", turn.namespace, [[("ascendjobs", job)] for job in raw])
+        submitting_core_s = ground.core_seconds() - before
         stored = ground.kube.api.items(jobs.JOBS.format(turn.namespace))
         about = {"apiVersion": raw[0]["apiVersion"], "kind": raw[0]["kind"]}
         made = [jobs.objects_of({**about, **job}, gang=gang) for job in stored]
@@ -204,4 +209,9 @@ def bare_turn(ground: Ground, job_count: int, pods_each: int, *, gang: bool) -> 
         spent = ground.core_seconds() - before
         ground.settle(turn)
         assert len(turn.created("pods")) == job_count * pods_each
-        return Floor(turn.seconds("podgroups" if gang else "services"), spent)
+        return Floor(
+            seconds=turn.seconds("podgroups" if gang else "services"),
+            core_s=spent,
+            submitting_s=turn.seconds("ascendjobs", "ascendjobs"),
+            submitting_core_s=submitting_core_s,
+        )

@@ -255,7 +255,13 @@ class KubeClient:
     # ------------------------------------------------------------------------------------------- writing
 
     async def create(
-        self, resource: Resource[T], namespace: str | None, manifest: Manifest, *, brief: bool = False
+        self,
+        resource: Resource[T],
+        namespace: str | None,
+        manifest: Manifest,
+        *,
+        field_manager: str | None = None,
+        brief: bool = False,
     ) -> T:
         """Create an object and return it as stored; ApiError.already_exists if the name is taken.
 
@@ -263,9 +269,8 @@ class KubeClient:
         everything else in the result has its first value.
         """
         path, body = resource.path(namespace), _body(resource, manifest)
-        return self._decode(
-            resource, await self._write("POST", resource, path, body, accept=BRIEF if brief else "")
-        )
+        query, accept = {"fieldManager": field_manager}, BRIEF if brief else ""
+        return self._decode(resource, await self._write("POST", resource, path, body, query, accept=accept))
 
     async def replace(self, resource: Resource[T], namespace: str | None, name: str, manifest: Manifest) -> T:
         """Write the whole object; with a resourceVersion in it, only over exactly that version."""

@@ -39,8 +39,9 @@ from taskd.core.acjob.job import Job, Slot
 from taskd.core.acjob.pods import PodMaker, assignment
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.seen import Failure
+from taskd.kube.claims import claim
 from taskd.kube.errors import ApiError, KubeError
-from taskd.kube.objects import Pod
+from taskd.kube.objects import Pod, Service
 from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
 from taskd.operator.extras import Extras
@@ -147,13 +148,9 @@ class Carrier:
         if known is not None and not ours:
             return Failure(names.SYNC_SERVICE_FAILED, f"the Service {name} belongs to somebody else")
         try:
-            # Of one that is not ours the cache need not know. Without force the server refuses to change
-            # what another has written.
-            service = await self.cluster.client.apply(
-                SERVICE, job.namespace, name, manifest, field_manager=MANAGER, force=ours
-            )
+            service = await self._store_service(job.namespace, name, manifest, ours=ours)
         except KubeError as error:
-            if isinstance(error, ApiError) and error.is_conflict:
+            if not ours and isinstance(error, ApiError) and error.is_conflict:
                 return _failure(
                     names.SYNC_SERVICE_FAILED,
                     f"the Service {name} belongs to somebody else: {_words(error)}",
@@ -164,6 +161,22 @@ class Carrier:
             )
         self.cluster.services.assume(service)
         return None
+
+    async def _store_service(
+        self, namespace: str, name: str, manifest: dict[str, Any], *, ours: bool
+    ) -> Service:
+        client = self.cluster.client
+        if ours:
+            await claim(client, SERVICE, namespace, name, MANAGER)
+        else:
+            try:
+                return await client.create(SERVICE, namespace, manifest, field_manager=MANAGER)
+            except ApiError as error:
+                if not error.already_exists:
+                    raise
+        # Of one that is not ours the cache need not know. Without force the server refuses to change what
+        # another has written.
+        return await client.apply(SERVICE, namespace, name, manifest, field_manager=MANAGER, force=ours)
 
     # ------------------------------------------------------------------------------------------ pods
 

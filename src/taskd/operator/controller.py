@@ -35,10 +35,11 @@ from taskd.operator.authority import AuthorityKeeper
 from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster, owner_keys
 from taskd.operator.config import ControllerConfig
+from taskd.operator.held import Key
 from taskd.operator.jobcertificates import JobCertificates
 from taskd.operator.metrics import Metrics
 from taskd.operator.ranktables import RankTables
-from taskd.operator.reconciler import Key, Reconciler
+from taskd.operator.reconciler import Reconciler
 from taskd.operator.tablefiles import TableFiles
 from taskd.operator.views import is_unreachable
 from taskd.operator.web import pages

@@ -28,14 +28,13 @@ from taskd.kube.store import Change
 from taskd.operator.carrier import Carrier
 from taskd.operator.cluster import Cluster
 from taskd.operator.forms import Form, Forms
+from taskd.operator.held import Held, Key, Later
 from taskd.operator.owners import MANAGER
 from taskd.operator.ranktables import RankTables
 from taskd.operator.views import see_group, slot_of, version_of
 
-Key = tuple[str, str]
 ROUNDS = 32
-CROWD = 8
-CROWDED_DELAYS = 10
+CROWDED_DELAYS = 30
 _CONDITIONS = (
     names.SYNC_POD_GROUP_FAILED,
     names.SYNC_SERVICE_FAILED,
@@ -50,17 +49,6 @@ class Recorder(Protocol):
 
     def tell(self, raw: Json, reason: str, message: str, *, warning: bool) -> None:
         """Record an Event; never waits, never fails."""
-
-
-class Later(Protocol):
-    """The work queue, as far as a reconcile needs it."""
-
-    def add_after(self, key: Key, delay_s: float) -> None:
-        """Look at the key again after so many seconds."""
-
-    @property
-    def load(self) -> int:
-        """How many jobs wait for a look or have one."""
 
 
 @dataclass(slots=True)
@@ -89,9 +77,13 @@ class Reconciler:
     """Those of them that had ended well, until the status says so."""
     forms: Forms = field(default_factory=Forms)
     _unwritten: dict[str, float] = field(default_factory=dict)
+    _held: Held = field(init=False)
     _told: dict[str, _Told] = field(default_factory=dict)
     _troubled: dict[str, str] = field(default_factory=dict)
     """What is known to stand in the way of a job's rank table, by UID."""
+
+    def __post_init__(self) -> None:
+        self._held = Held(self.later)
 
     # ------------------------------------------------------------------------------------ what is seen
 
@@ -158,6 +150,13 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> bool:
         """Bring the job on; False where something was refused and has to be tried again."""
+        self._held.drop(key)
+        try:
+            return await self._bring_on(key)
+        finally:
+            self._held.let_go()
+
+    async def _bring_on(self, key: Key) -> bool:
         raw = self.cluster.jobs.get(*key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             await self._forget(raw)
@@ -228,13 +227,14 @@ class Reconciler:
         now = self.clock()
         since = self._unwritten.setdefault(uid, now)
         if not telling.urgent(before, status):
-            # Where many jobs wait for their pods, those come before what is only told of others.
-            crowded = self.later.load >= CROWD
+            # Where many jobs wait for their pods, those come before what is only told of others. That waits
+            # until there is no crowd any more, though not for ever.
+            crowded = self._held.crowded
             delay_s = self.status_delay_s * (CROWDED_DELAYS if crowded else 1)
             if now < since + delay_s:
-                # Later each time: a look is not free.
-                soon = max(self.status_delay_s, 2 * (now - since)) if crowded else delay_s
-                self.later.add_after(key, min(since + delay_s - now, soon))
+                if crowded:
+                    self._held.hold(key)
+                self.later.add_after(key, since + delay_s - now)
                 return
         await self._store(raw, status)
 

@@ -73,6 +73,33 @@ def test_a_label_that_is_changed_to_nonsense_is_told(
     )
 
 
+def test_a_port_that_a_job_has_no_longer_leaves_its_service(
+    kube: Cluster, site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
+) -> None:
+    """However often its ports change; the address stays, and so does what somebody else has added."""
+    nodes.add(1)
+    path = f"/api/v1/namespaces/{site.namespace}/services/job-master-0"
+
+    def port(number: int) -> Json:
+        return {"ports": [{"name": "more", "containerPort": number}]}
+
+    def ports() -> set[int]:
+        return {entry["port"] for entry in kube.api.get(path)["spec"]["ports"]}
+
+    site.submit(small(container=port(9000)))
+    wait_running(site, "job")
+    address = kube.api.get(path)["spec"]["clusterIP"]
+    (own,) = kube.api.get(path)["spec"]["ports"]
+    foreign = {"name": "foreign", "port": 8080, "protocol": "TCP", "targetPort": 8080}
+    kube.api.patch(path, {"metadata": {"labels": {"mine": "yes"}}, "spec": {"ports": [own, foreign]}})
+    for number in (9001, 9002):
+        site.patch("job", {"spec": small(container=port(number))["spec"]})
+        until(lambda number=number: number in ports())  # type: ignore[misc]
+        assert {number, 8080} == ports()
+    service = kube.api.get(path)
+    assert (address, "yes") == (service["spec"]["clusterIP"], service["metadata"]["labels"]["mine"])
+
+
 def test_a_new_template_is_for_pods_to_come(
     site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
 ) -> None:

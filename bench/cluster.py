@@ -23,7 +23,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from table import Result, print_table, read_load, tell
+from table import Result, print_table, read_load, show_number, tell
 
 from taskd.testing.cluster import (
     ChipFault,
@@ -364,7 +364,10 @@ def main() -> int:
         bench = Bench(cluster, Path(home), args.rounds)
         for name in chosen:
             tell(f"{name}; {read_load()}")
-            sections.append((name, FIGURES[name](bench)))
+            result = FIGURES[name](bench)
+            sections.append((name, result))
+            for row in result.rows:
+                tell(f"  {row.name}: median {show_number(row.median, row.unit)}, n {len(row.samples)}")
     print(read_load())
     print_table(sections)
     if args.json:

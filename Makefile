@@ -18,7 +18,7 @@ STAMP := $(VENV)/.taskd-setup
 
 help:
 	@echo 'make demo            watch a four-process training run lose a process and go on'
-	@echo 'make demo-cluster    watch a job in a real Kubernetes live through four faults (root, two minutes)'
+	@echo 'make demo-cluster    watch a job in a real Kubernetes live through four faults (root, some minutes)'
 	@echo 'make test            everything: ruff, mypy --strict, import contracts, all tests'
 	@echo 'make test-fast       the tests without the slow ones, under a minute'
 	@echo 'make test-kube       only the tests on a real Kubernetes'
@@ -36,7 +36,7 @@ help:
 	@echo 'make bench-recovery  what a fault costs, here and under other tools; and what readiness costs'
 	@echo 'make bench-operator  the operator on a real API server, beside others (25 min; ARGS=--quick: 3)'
 	@echo 'make bench-plane     the control plane with 1,000 jobs over loopback: memory, and fault to order'
-	@echo 'make bench-cluster   what faults cost in real pods, beside local runs and bare pods (root, ten minutes)'
+	@echo 'make bench-cluster   what faults cost in real pods, beside local runs and bare pods (root)'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
 	@echo 'make wheel           a wheel in dist/'

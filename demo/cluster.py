@@ -7,6 +7,7 @@ bit, with the same training without Kubernetes and without a fault. Everything i
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -30,7 +31,7 @@ from taskd.testing.cluster import (
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("train_in_pods.py")
-STEPS, PAUSE_S = 500, 0.15
+STEPS, PAUSE_S = 300, 0.2
 PODS, PER_POD = 3, 2
 STRATEGIES = "retry,recover-in-place,recover"
 LIMIT_S = 120.0
@@ -108,13 +109,13 @@ class Story:
         began = time.monotonic()
         act()
         wait(over, "the answer to the fault")
-        wait(lambda: self._job.next_step_at(began) is not None, "the next step")
-        took = (self._job.next_step_at(began) or began) - began
         self._job.wait_step(self._job.step() + 3)
+        times = [at for at in self._job.committed(0).values() if at > began - 1]
+        pause = max(later - sooner for sooner, later in itertools.pairwise(times))
         after = self._job.all_processes()
         kept = [rank for rank in before if before[rank].identity == after[rank].identity]
         others = ", ".join(map(str, sorted(set(before) - set(kept)))) or "none"
-        say(f"   new processes: ranks {others}; {took:.1f} s from the fault to the next step of all ranks")
+        say(f"   new processes: ranks {others}; the longest time between two steps was {pause:.1f} s")
 
     def _chip(self, pod: str, index: int) -> tuple[str, int]:
         found = self._job.cluster.api.get(f"/api/v1/namespaces/{self._job.namespace}/pods/{pod}")

@@ -162,6 +162,18 @@ def test_a_device_fault_is_answered_once() -> None:
     assert play.at(Phase.STOPPING)
 
 
+@pytest.mark.parametrize("strategies", ["recover", "retry,recover-in-place,recover"])
+def test_peers_that_felt_a_lost_pod_keep_their_processes(strategies: str) -> None:
+    """A broken connection is what the loss looks like to them, whoever is heard of first."""
+    play = Play.of(strategies, size=3)
+    play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
+    play.feed(FaultsReported((("0", "2"), ("17", "2"))))
+    play.feed(StopReported(0))
+
+    assert [("replace", (1,))] == play.asked
+    assert list(range(8, 16)) == list(play.signal.faults)
+
+
 def test_what_a_job_did_by_itself_ends_the_episode() -> None:
     """A plane that was away asks for nothing that is done; a device that is still broken stays to be left."""
     play = Play.of("recover")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from taskd.core.faults.view import FaultKind, RankFault
 from taskd.core.plane import names
 from taskd.core.plane.choice import Choice, choose, wants_retry
-from taskd.core.plane.faultlists import as_normal, merge, retryable
+from taskd.core.plane.faultlists import as_normal, causes, merge, retryable
 from taskd.core.plane.names import (
     IN_PLACE_PARAMS,
     PASSING_LEVELS,
@@ -148,7 +148,7 @@ def announce(turn: Turn) -> None:
         turn.send(SignalType.GLOBAL_FAULT, Action.ON_GLOBAL_RANK, faults=episode.faults, timeout_s=timeout_s)
         turn.enter(Phase.ASKING, state.limits.report_s)
         return
-    turn.edit(faults=as_normal(episode.faults))
+    turn.edit(faults=as_normal(causes(episode.faults, episode.devices)))
     in_place, leaving, waiting = _sort_pods(state, turn.episode)
     if waiting and Phase.HEALING not in turn.episode.marks:
         turn.settle()

@@ -87,6 +87,14 @@ def retryable(faults: Mapping[int, FaultKind]) -> bool:
     return len(kinds) == 1 and FaultKind.NORMAL not in kinds
 
 
+def causes(faults: Mapping[int, FaultKind], devices: Iterable[int]) -> dict[int, FaultKind]:
+    """The faults that explain the others: a broken connection is what a death looks like to its peers."""
+    if FaultKind.NORMAL not in faults.values():
+        return dict(faults)
+    kept = set(devices)
+    return {rank: kind for rank, kind in faults.items() if kind is not FaultKind.NETWORK or rank in kept}
+
+
 def as_normal(ranks: Iterable[int]) -> dict[int, FaultKind]:
     """The ranks with faults that no repeated step answers."""
     return dict.fromkeys(sorted(ranks), FaultKind.NORMAL)

@@ -89,13 +89,13 @@ def test_a_port_that_a_job_has_no_longer_leaves_its_service(
     site.submit(small(container=port(9000)))
     wait_running(site, "job")
     address = kube.api.get(path)["spec"]["clusterIP"]
-    (own,) = kube.api.get(path)["spec"]["ports"]
+    own = kube.api.get(path)["spec"]["ports"]
     foreign = {"name": "foreign", "port": 8080, "protocol": "TCP", "targetPort": 8080}
-    kube.api.patch(path, {"metadata": {"labels": {"mine": "yes"}}, "spec": {"ports": [own, foreign]}})
+    kube.api.patch(path, {"metadata": {"labels": {"mine": "yes"}}, "spec": {"ports": [*own, foreign]}})
     for number in (9001, 9002):
         site.patch("job", {"spec": small(container=port(number))["spec"]})
         until(lambda number=number: number in ports())  # type: ignore[misc]
-        assert {number, 8080} == ports()
+        assert {2222, number, 8080} == ports()
     service = kube.api.get(path)
     assert (address, "yes") == (service["spec"]["clusterIP"], service["metadata"]["labels"]["mine"])
 

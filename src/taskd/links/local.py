@@ -80,8 +80,22 @@ async def serve_local(path: str, serve: Callable[[LocalLink], Awaitable[None]]) 
         finally:
             writer.close()
 
+    return await asyncio.start_unix_server(accept, sock=_bind(path))
+
+
+def _bind(path: str) -> socket.socket:
+    """Make a socket that only its owner can reach.
+
+    The mask is the whole process's, so nobody else may run while it is another one: whoever bound a second
+    socket meanwhile would put the wrong mask back.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o077)
     try:
-        return await asyncio.start_unix_server(accept, path)
+        bound.bind(path)
+    except OSError:
+        bound.close()
+        raise
     finally:
         os.umask(before)
+    return bound

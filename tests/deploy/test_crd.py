@@ -193,11 +193,14 @@ def test_whatever_the_controller_may_write_fits(cluster: Cluster, crd: None, nam
         last_fault=faults.describe(pod, "pod-failed", "2024-01-01T10:00:00Z"),
         causes={"pod-failed": 2},
         handled={"request-1": 2},
+        refusal="fault-scheduling is off",
     )
     assert [] == [field.name for field in fields(status) if not getattr(status, field.name)]
     body = {**status.as_json(), "lastReconcileTime": "2024-01-01T10:00:00Z"}
+    request = {"id": "request-1", "scope": "job", "pods": ["a"], "uids": ["uid"], "reason": "…"}
     asked = {
-        "requests": [{"id": "request-1", "scope": "job", "pods": ["a"], "reason": "…", "voluntary": True}]
+        "requests": [{**request, "voluntary": True, "force": True, "avoid": ["node-1"]}],
+        "isolatedNodes": [{"name": "node-1", "scope": "node", "reason": "…"}],
     }
 
     write_status(cluster, namespace, {**body, **asked})

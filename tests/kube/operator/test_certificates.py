@@ -103,7 +103,7 @@ async def test_a_job_reaches_the_plane_with_its_own_secret_only(
 
     async with connect_plane(PlaneAddress(address, own, str(mine)), 10) as link:
         # The job is known and was asked nothing of: this is the plane's own answer.
-        with pytest.raises(PlaneError, match="Init: 403"):
+        with pytest.raises(PlaneError, match="process recover enable not open"):
             await link.begin()
     async with connect_plane(PlaneAddress(address, own, str(others)), 10) as link:
         with pytest.raises(PlaneError, match=f"PERMISSION_DENIED .* does not speak for job {own}"):

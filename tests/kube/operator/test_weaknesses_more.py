@@ -116,6 +116,7 @@ def test_weakness_12_a_deployment_of_the_same_name_is_none_of_its_business(
     )
     site.submit(small())
     wait_running(site, "job")
+    until(lambda: any(reason == "JobRunning" for _, reason, _ in site.events("job")))  # told a moment later
     mark = kube.audit.mark()
     kube.api.delete(f"{deployments}/job")
     time.sleep(1.0)

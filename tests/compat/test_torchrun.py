@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskd.core.certificates import VARIABLE
+from taskd.testing.kube.processes import free_port
 from tests.compat.conftest import OwnTorch
 from tests.links.papers import authority, job_papers
 
@@ -62,14 +62,13 @@ dist.destroy_process_group()
 
 def environment(own: OwnTorch, home: Path, **more: str) -> dict[str, str]:
     """Return what a container would have."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return {
         **os.environ,
         "PATH": f"{own.bin}:{os.environ['PATH']}",
         "TASKD_HOME": str(home / "taskd"),
         "TASKD_MANAGER_PORT": str(port),
+        "STORE_PORT": str(free_port()),
         "MINDX_TASK_ID": f"seed-{port}",
         "RANK": "0",
         "POD_IP": "127.0.0.1",
@@ -121,7 +120,7 @@ def test_the_seeds_block_recovers_a_killed_rank(
         papers = job_papers(tmp_path / "certificates", authority(), "3d5fe1c4-9d1f-4b8a-9f5e-0c7e1c3b2a10")
         more = {VARIABLE: papers.directory, "MINDX_TASK_ID": papers.identity}
     torchrun = "torchrun --log_dir logs --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 "
-    torchrun += "--master_port $((TASKD_MANAGER_PORT - 1)) train.py"
+    torchrun += "--master_port $STORE_PORT train.py"
     if manager_first:
         block = f"{SEED_BLOCK}\n{torchrun}"
     else:
@@ -169,7 +168,7 @@ def test_a_preload_that_does_not_exist_costs_a_line(patched: OwnTorch, tmp_path:
     block = f"""{SEED_BLOCK}
 export LD_PRELOAD=/usr/local/Ascend/cann/lib64/libmspti.so:$LD_PRELOAD
 torchrun --log_dir logs --nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 \\
-    --master_port $((TASKD_MANAGER_PORT - 1)) train.py"""
+    --master_port $STORE_PORT train.py"""
     done = run_block(patched, tmp_path, block)
 
     assert 0 == done.returncode, done.stderr

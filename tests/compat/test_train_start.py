@@ -17,6 +17,7 @@ import pytest
 from taskd.core.acjob.environment import Addresses
 from taskd.core.acjob.job import Slot
 from taskd.core.acjob.pods import PodMaker
+from taskd.testing.kube.processes import free_port
 from tests.compat.conftest import REPOSITORY, SEED_SED, OwnTorch, make_own_torch
 from tests.compat.test_torchrun import SCRIPT, environment
 from tests.pods.town import cpu_job
@@ -148,12 +149,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 def ports() -> dict[str, str]:
     """Two ports that nobody else uses, for the manager and for the ranks to meet."""
-    import socket
-
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return {"TASKD_MANAGER_PORT": str(one.getsockname()[1]), "MASTER_PORT": str(two.getsockname()[1])}
+    return {"TASKD_MANAGER_PORT": str(free_port()), "MASTER_PORT": str(free_port())}
 
 
 def test_s4_20_the_sample_s_command_trains(patched: OwnTorch, tmp_path: Path) -> None:

@@ -208,11 +208,16 @@ def test_s4_3_every_sample_runs_unchanged(installed: Cluster, log: Path) -> None
             wanted = {f"{name}-{role.lower()}-{i}" for role in roles for i in range(roles[role]["replicas"])}
             ready = int(sent["metadata"].get("annotations", {}).get("taskd.io/standby-pods", "0"))
             wanted |= {f"{name}-standby-{i}" for i in range(ready)}
-            until(lambda wanted=wanted, name=name: wanted == site.pods(name).keys())
+            wait_pods(site, name, wanted)
             assert sent["spec"] == site.job(name)["spec"]
             expected = {"RankTableNotWritten"} if "name: ranktable" in path.read_text("utf-8") else set()
             wait_warnings(site, name, expected)
     assert "look_broke" not in log.read_text()
+
+
+def wait_pods(site: Site, name: str, wanted: set[str]) -> None:
+    """Wait until the job has these pods, those that stand by included."""
+    until(lambda: wanted == site.pods(name).keys(), 20, lambda: f"{name}: {sorted(site.pods(name))}")
 
 
 def wait_warnings(site: Site, name: str, expected: set[str]) -> None:

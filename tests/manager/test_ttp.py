@@ -14,6 +14,7 @@ import pytest
 
 from taskd.core.ttp import Order, Report, ReportKind, read_settings
 from taskd.manager.ttp import TtpBridge, open_bridge
+from taskd.testing.kube.processes import free_port
 from tests.roles.harness import eventually
 
 ENV = {"WORLD_SIZE": "4", "POD_IP": "127.0.0.1", "TTP_PORT": "8000", "PROCESS_RECOVER": "on"}
@@ -147,9 +148,7 @@ def test_manager_py_starts_and_ends_the_controller(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     (package / "controller_ttp.py").write_text(DOUBLE)
     record = tmp_path / "record"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {**os.environ, **ENV, "PYTHONPATH": str(tmp_path / "path"), "RECORD": str(record)}
     env |= {"TASKD_HOME": str(tmp_path / "home"), "TASKD_MANAGER_PORT": str(port), "MINDX_TASK_ID": "job"}
     script = Path(__file__).parents[2] / "examples" / "scripts" / "manager.py"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.testing.kube.processes import free_port
 from tests.roles.harness import RunningJob, eventually, job_files, running
 
 pytestmark = pytest.mark.slow
@@ -201,9 +202,7 @@ def test_clear_errors_cost_exit_code_2(tmp_path: Path) -> None:
 def test_two_launchers_meet_as_two_nodes(tmp_path: Path) -> None:
     """Static and c10d: two launchers, one manager, ranks numbered across both."""
     for backend in ("static", "c10d"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         jobs = []
         for rank in range(2):
             home = tmp_path / f"{backend}{rank}"
@@ -345,11 +344,3 @@ def test_a_log_directory_that_cannot_be_used_stops_nothing(tmp_path: Path) -> No
     """The roles' own logs are not worth a job."""
     with running(tmp_path, STEPS, "3", "0", env={"TASKD_LOG_PATH": "/dev/null"}) as job:
         assert 0 == job.wait()
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

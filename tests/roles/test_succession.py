@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from taskd.core.certificates import VARIABLE
+from taskd.testing.kube.processes import free_port
 from tests.links.papers import authority, job_papers
 from tests.roles.harness import RunningJob, eventually
-from tests.roles.test_run import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -6,7 +6,6 @@ Three launchers stand for three machines, each with a home of its own: two nodes
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from taskd.testing.kube.processes import free_port
 from tests.roles.harness import RunningJob, eventually
 from tests.train.runs import DDP, MANY_STEPS, Run, assert_same, count_processes
 
@@ -22,14 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROUNDS = int(os.environ.get("TASKD_ROUNDS", "1"))
 PATIENCE_S = 150.0  # several machines on one: torch is imported three times at once
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _knows(job: RunningJob, count: int) -> bool:

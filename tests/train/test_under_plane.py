@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from taskd.testing.kube.processes import free_port
 from taskd.wire.recover import FaultRank
 from tests.roles.harness import eventually
 from tests.train.runs import MANY_STEPS, Run, assert_same, count_processes, finish, start
@@ -92,7 +92,5 @@ def test_a_memory_error_that_only_the_plane_knows_of_is_repaired(
 
 def _soon(plane: StockPlane) -> dict[str, str]:
     """Return the environment of a plane that is not there yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        plane.port = probe.getsockname()[1]
+    plane.port = free_port()
     return plane.environment()

@@ -114,6 +114,9 @@ async def test_one_leads_and_the_next_starts_at_once_when_it_stops(
     while not first.holds():
         await asyncio.sleep(0.01)
     two = asyncio.create_task(second.lead(lambda: work("second")))
+    async with asyncio.timeout(10):
+        while not second.holder:
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
 
     assert (True, False) == (first.holds(), second.holds())
@@ -125,9 +128,10 @@ async def test_one_leads_and_the_next_starts_at_once_when_it_stops(
     one.cancel()
     await asyncio.gather(one, return_exceptions=True)
     async with asyncio.timeout(5):
-        while not second.holds():
+        while len(log) < 3:
             await asyncio.sleep(0.005)
 
+    assert second.holds()
     assert ["first begins", "first ends", "second begins"] == [what for what, _ in log]
     assert log[2][1] - stopped < 5  # of a lease that is good for a minute
     two.cancel()

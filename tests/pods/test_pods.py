@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.pods.town import NEEDS, Pod, Town, cpu_job, taskd_run, town
-from tests.roles.harness import eventually
+from tests.roles.harness import eventually, wake
 
 pytestmark = NEEDS
 
@@ -163,8 +163,7 @@ def test_a_pod_that_was_out_of_reach_and_comes_back_does_no_harm(tmp_path: Path)
             process.suspend()
         again = place.start(1, version=1)
         status = eventually(lambda: manages(master, generation=2), "the job to run with the new pod")
-        for process in frozen:
-            process.resume()
+        wake(frozen)
         assert 5 == worker.wait(), worker.err
         assert status["generation"] == master.saved_status()["generation"]
         stop(place, master, [master, again])

@@ -8,7 +8,7 @@ import pytest
 from taskd.core.launch import RECOVER
 from tests.pods.relief import PATIENCE_S, STEPS, Crew, commands, crew
 from tests.pods.town import NEEDS, Pod
-from tests.roles.harness import eventually
+from tests.roles.harness import eventually, wake
 from tests.train.runs import Run, assert_same, pids_of, read_run, start
 
 pytestmark = [*NEEDS, pytest.mark.matrix]
@@ -116,8 +116,7 @@ def test_a_pod_that_is_stopped_is_not_cut_off(tmp_path: Path, undisturbed: Run) 
         for process in frozen:
             process.suspend()
         time.sleep(4.0)
-        for process in frozen:
-            process.resume()
+        wake(frozen)
         steps = len(team.entries(2))
         eventually(lambda: len(team.entries(2)) >= steps + 10, "ten more steps", PATIENCE_S)
         team.finish([*team.pods, team.standby])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ def eventually(ask: Callable[[], Any], what: str, limit_s: float = PATIENCE_S) -
             return answer
         assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
         time.sleep(0.02)
+
+
+def wake(frozen: Iterable[psutil.Process]) -> None:
+    """Let stopped processes go on. The first to wake may end others before their turn comes."""
+    for process in frozen:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 class RunningJob:

@@ -17,7 +17,7 @@ import pytest
 from taskd.core.certificates import VARIABLE
 from taskd.testing.kube.processes import free_port
 from tests.links.papers import authority, job_papers
-from tests.roles.harness import RunningJob, eventually
+from tests.roles.harness import RunningJob, eventually, wake
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -120,8 +120,7 @@ def test_a_machine_that_was_cut_off_and_comes_back_ends(start: Start) -> None:
     status = eventually(lambda: runs_at(second), "the job to run under the second machine's manager")
     pids = {rank["rank"]: rank["pid"] for rank in status["ranks"]}
 
-    for process in frozen:
-        process.resume()
+    wake(frozen)
     assert 5 == first.wait()
     assert "has taken the job over" in first.err
     assert pids == second.pids()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from taskd.testing.kube.processes import free_port
-from tests.roles.harness import RunningJob, eventually
+from tests.roles.harness import RunningJob, eventually, wake
 from tests.train.runs import DDP, MANY_STEPS, Run, assert_same, count_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -69,9 +69,7 @@ class Machines:
 
     def close(self) -> None:
         families = [process for job in self.jobs for process in job.family()]
-        for process in families:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+        wake(families)
         for job in self.jobs:
             job.close()
         _, alive = psutil.wait_procs([each for each in families if each.is_running()], timeout=10)
@@ -150,8 +148,7 @@ def test_a_machine_that_was_stopped_and_goes_on_does_no_harm(tmp_path: Path, und
         signal_all(three.first, signal.SIGSTOP)
         second = three.jobs[1]
         eventually(lambda: second.saved_status().get("phase") in ("recovering", "running"), "a new manager")
-        for process in frozen:
-            process.resume()
+        wake(frozen)
         end_well(three)
         assert 5 == three.first.wait(PATIENCE_S)
 
@@ -173,8 +170,7 @@ def test_a_rank_that_wakes_up_between_a_step_and_the_word_of_it_says_nothing(
         signal_all(three.first, signal.SIGSTOP)
         (three.out / "linger").unlink()
         eventually(lambda: count_processes(three.out)[0] == 2, "a step of its successor", PATIENCE_S)
-        for process in frozen:
-            process.resume()
+        wake(frozen)
         end_well(three)
         assert 5 == three.first.wait(PATIENCE_S)
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +64,16 @@ class Controller:
         self.process.kill()
         self.process.wait()
         self.process = None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """What happens in this block it sees afterwards, all at once."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
         """End it in order; returns its exit code."""

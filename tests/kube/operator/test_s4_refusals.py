@@ -4,7 +4,6 @@ Every refusal here is the API server's own: by quota, by missing rights, by its 
 name is taken.
 """
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,12 +197,10 @@ def test_s4_43_s4_26_an_address_that_is_taken(site: Site, patient: Controller) -
     path = f"/api/v1/namespaces/{site.namespace}/services"
     address = site.services()["robbed-master-0"]["spec"]["clusterIP"]
     pods = {pod: content["metadata"]["uid"] for pod, content in site.pods(name).items()}
-    assert patient.process is not None
-    patient.process.send_signal(signal.SIGSTOP)
-    site.kube.api.delete(f"{path}/robbed-master-0")
-    thief = {"metadata": {"name": "thief"}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
-    site.kube.api.create(path, thief)
-    patient.process.send_signal(signal.SIGCONT)
+    with patient.frozen():
+        site.kube.api.delete(f"{path}/robbed-master-0")
+        thief = {"metadata": {"name": "thief"}, "spec": {"clusterIP": address, "ports": [{"port": 80}]}}
+        site.kube.api.create(path, thief)
     last = site.wait_state(name, "Created", "SyncServiceFailed")
 
     assert "provided IP is already allocated" in last["message"]

@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd import train
+from taskd.train.torch.ballots import Ballot
 from taskd.train.torch.exchange import digest
+from taskd.train.torch.voting import Votes
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
@@ -160,21 +162,17 @@ if args.checkpoint:
 optimizer.register_step_pre_hook(dying_at("voted"))
 optimizer.register_step_post_hook(dying_at("updated"))
 list(model.parameters())[8].register_hook(dying_at("backward"))
-plain_all_reduce = dist.all_reduce
+begin_vote = Votes.begin
 
 
-def all_reduce(tensor: torch.Tensor, *more: Any, **named: Any) -> Any:
-    """The vote is the only reduction of three numbers here."""
-    if tensor.numel() == 3:
-        die_at("vote")
-        if ("in-vote", at_step) in deaths:
-            work = plain_all_reduce(tensor, async_op=True)
-            die_at("in-vote")
-            return work
-    return plain_all_reduce(tensor, *more, **named)
+def begin(votes: Votes, step: int, ballot: Ballot) -> None:
+    """Die before the others are told, or after it."""
+    die_at("vote")
+    begin_vote(votes, step, ballot)
+    die_at("in-vote")
 
 
-setattr(dist, "all_reduce", all_reduce)  # noqa: B010 - a test's own trap in torch
+setattr(Votes, "begin", begin)  # noqa: B010 - a test's own trap
 
 
 def train_step(step: int) -> float:

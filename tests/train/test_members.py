@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from taskd.train.torch.members import buffers_in, parameters_in
+from taskd.train.torch.members import buffers_of, modules_in, parameters_in
 
 
 def test_the_walk_finds_what_torch_finds() -> None:
@@ -22,7 +22,7 @@ def test_the_walk_finds_what_torch_finds() -> None:
     objects = {"optimizer": optimizer, "model": model}
 
     assert [id(each) for each in model.parameters()] == [id(each) for each in parameters_in(objects)]
-    assert [id(each) for each in model.buffers()] == [id(each) for each in buffers_in(objects)]
+    assert [id(each) for each in model.buffers()] == [id(each) for each in buffers_of(modules_in(objects))]
 
 
 def test_a_module_that_is_registered_twice_counts_once() -> None:

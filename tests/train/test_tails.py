@@ -1,12 +1,13 @@
 """What a step changes of the rank's own after its vote is noticed; what is the same on all ranks is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from taskd.train.torch.ballots import Ballot
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.tails import LOOKS, Tail
 
@@ -40,16 +41,30 @@ class Hidden:
         self.value = state["value"]
 
 
-def play(ranks: list[Rank], steps: range, change: Callable[[Rank, int], object]) -> list[bool]:
-    """Run steps that change something after their votes, and one more vote."""
+def add_up(ballots: Iterable[Ballot]) -> Ballot:
+    """Do what the vote does."""
+    moves, numbers, squares = zip(*ballots, strict=True)
+    return sum(moves), sum(numbers), sum(squares)
+
+
+def play(
+    ranks: list[Rank],
+    steps: range,
+    change: Callable[[Rank, int], object],
+    between: Callable[[], object] = lambda: None,
+) -> list[bool]:
+    """Run steps that change something after their votes, or between two of them, and one more vote."""
     for step in (*steps, steps.stop):
-        total = torch.stack([rank.tail.ballot(moves=False) for rank in ranks]).sum(0)
         for rank in ranks:
-            assert not rank.tail.count(total, len(ranks))
+            rank.tail.begin(rank.own.capture(rank.objects, b"place"))
+        sums = add_up(rank.tail.ballot(moves=False) for rank in ranks)
+        for rank in ranks:
+            assert not rank.tail.count(sums, len(ranks))
             rank.tail.voted(rank.own.capture(rank.objects, b"place"))
             if step < steps.stop:
                 change(rank, step)
                 rank.tail.end(rank.objects, step)
+        between()
     return [rank.tail.matters for rank in ranks]
 
 
@@ -81,7 +96,12 @@ def test_random_numbers_that_are_drawn_now_and_then_are_noticed_in_any_step() ->
     ranks = [Rank(number) for number in range(2)]
     late = 2 * LOOKS + 3
     assert [False, False] == play(ranks, range(late), lambda *_: None)
-    assert [True, True] == play(ranks, range(late, late + 1), lambda *_: torch.rand(1))
+    assert [True, True] == play(ranks, range(late, late + 2), lambda *_: torch.rand(1))
+
+
+def test_random_numbers_that_are_drawn_between_two_steps_do_not_matter() -> None:
+    ranks = [Rank(number) for number in range(2)]
+    assert [False, False] == play(ranks, range(3 * LOOKS), lambda *_: None, lambda: torch.rand(1))
 
 
 def test_ranks_that_have_just_met_do_not_differ_by_what_one_does_not_know() -> None:
@@ -95,5 +115,5 @@ def test_ranks_that_have_just_met_do_not_differ_by_what_one_does_not_know() -> N
 
 def test_it_is_told_that_a_rank_is_to_be_moved() -> None:
     ranks = [Rank(number) for number in range(2)]
-    total = ranks[0].tail.ballot(moves=True) + ranks[1].tail.ballot(moves=False)
-    assert [True, True] == [rank.tail.count(total, 2) for rank in ranks]
+    sums = add_up(rank.tail.ballot(moves=rank.number == 0) for rank in ranks)
+    assert [True, True] == [rank.tail.count(sums, 2) for rank in ranks]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from taskd.train.torch.exchange import digest
+from taskd.train.torch.members import modules_in
 from taskd.train.torch.wayback import WayBack
 
 
@@ -24,7 +25,7 @@ def test_a_momentum_encoder_is_noticed_and_brought_back(follows: bool) -> None:
     way = WayBack()
 
     def attempt() -> None:
-        way.begin(objects, [])
+        way.begin(objects, modules_in(objects), [])
         if follows:
             follow(encoder, model)
         model(torch.ones(2)).sum().backward()

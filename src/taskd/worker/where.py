@@ -23,6 +23,8 @@ WAITING_IN = (
     "torch/futures/",
     "torch/nn/parallel/distributed.py",
     "taskd/train/torch/works.py",
+    "taskd/train/torch/ballots.py",
+    "taskd/train/torch/voting.py",
 )
 _OWN = str(Path(__file__).resolve().parent.parent)
 

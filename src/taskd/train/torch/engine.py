@@ -31,13 +31,14 @@ import torch.distributed as dist
 from taskd.core.messages import Regroup, Save, Standing, Through
 from taskd.core.troubles import TroubleKind
 from taskd.train.torch.damage import damage
-from taskd.train.torch.exits import ExitNote
+from taskd.train.torch.exits import ExitNote, end_here
 from taskd.train.torch.feed import Feed
 from taskd.train.torch.fence import SocketFence, count_collectives
 from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.groups import Groups
 from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.meeting import RAISE_LIMIT_S, STAND_LIMIT_S, Meeting, Wrap
+from taskd.train.torch.members import modules_in
 from taskd.train.torch.notes import open_notes
 from taskd.train.torch.own import OwnState
 from taskd.train.torch.promises import LoopBody, find_broken_promises
@@ -55,6 +56,7 @@ from taskd.train.torch.saver import Saver
 from taskd.train.torch.sharding import shard_key
 from taskd.train.torch.tails import Tail
 from taskd.train.torch.troubles import Replay, describe_trouble
+from taskd.train.torch.voting import Votes
 from taskd.train.torch.wayback import WayBack
 from taskd.train.torch.wrapping import Handle
 from taskd.train.torch.zero import ShardedOptimizer
@@ -94,7 +96,7 @@ class Engine:
         self._meeting = Meeting(worker, self._watch, self._fence, self.groups, rank)
         self._objects: dict[str, Any] = {}
         self._own = OwnState()
-        self._tail = Tail(self._own)
+        self._tail, self._votes = Tail(self._own), Votes(rank, world_size, shm_dir, GROUP_LIMIT_S)
         self._way = WayBack()
         self._began: dict[int, bytes] = {}
         self.saver = Saver(rank, world_size)
@@ -253,8 +255,9 @@ class Engine:
         self._voted, self._updates, self._attempted = False, 0, step
         self._careful |= self._tail.matters
         started = time.monotonic()
-        batch, before = self._begin(step)
-        self._way.begin(self._objects, self._meeting.handles)
+        modules = modules_in(self._objects)
+        batch, before = self._begin(step, modules)
+        self._way.begin(self._objects, modules, self._meeting.handles)
         self._keeping.begin()
         try:
             self._worker.begin(step)
@@ -285,17 +288,19 @@ class Engine:
         self.replaying = True
         return None, False
 
-    def _begin(self, step: int) -> tuple[Any, bytes]:
+    def _begin(self, step: int, modules: list[torch.nn.Module]) -> tuple[Any, bytes]:
         """Return the batch of a step, and the rank's own state with which it begins, also when repeated.
 
         Drawing a batch may draw random numbers. A replacement draws it again, so what is kept for it is the
         state before that; who repeats a step has its batch, and needs the state after it.
         """
         if step not in self._began:
-            fresh = self._own.capture(self._objects, self._feed.place())
+            fresh = self._own.capture(self._objects, self._feed.place(), modules)
             self._keeping.note(step, AT_START, fresh)
+            self._tail.begin(fresh)
             batch = self._feed.batch(step)
-            self._began[step] = self._own.capture(self._objects) if self._feed.present else fresh
+            drawn = self._feed.present
+            self._began[step] = self._own.capture(self._objects, b"", modules) if drawn else fresh
             for old in [each for each in self._began if each < step - 1]:
                 del self._began[old]
             return batch, self._began[step]
@@ -373,8 +378,8 @@ class Engine:
         try:
             self._keeping.before_vote(step, own)
             self._worker.voted(step)
-            ballot = self._tail.ballot(moves=self._watch.is_told_to_move(self._worker.generation))
-            dist.all_reduce(ballot)
+            moves = self._watch.is_told_to_move(self._worker.generation)
+            sums = self._votes.add_up(step, self._tail.ballot(moves=moves))
         except Exception as error:
             if not self._another_try(error, step):
                 raise
@@ -384,7 +389,7 @@ class Engine:
                 raise Replay from error
         else:
             # Whoever was told that ranks are to be moved tells all others, so that all stop at the same step.
-            self._moving = self._tail.count(ballot, self._world)
+            self._moving = self._tail.count(sums, self._world)
         self._voted = True
         self._tail.voted(own)
 
@@ -408,6 +413,7 @@ class Engine:
 
     def _on_raise(self, generation: int) -> None:
         self._fence.cut(generation - 1)
+        self._votes.interrupt(generation)
         self.groups.interrupt(generation)
 
     def _arrive(self) -> None:
@@ -437,15 +443,9 @@ class Engine:
         # The old process of a rank that was moved has no new group; the new one has.
         old = self._worker.generation < answer.generation
         if isinstance(answer, Regroup) and self._rank in answer.parted and old:
-            self._depart()
-
-    def _depart(self) -> None:
-        """Another process is this rank now. What this one still writes is finished; its script is not."""
-        self.saver.finish()
-        log.info("taskd: rank %d goes on in another process; this one ends", self._rank)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+            self.saver.finish()  # what this one still writes is finished; its script is not
+            log.info("taskd: rank %d goes on in another process; this one ends", self._rank)
+            end_here()
 
     def _come_together(self, *, complete: bool, parting: bytes = b"") -> Regroup | Save:
         self._moving = False
@@ -509,11 +509,13 @@ class Engine:
 
     def _get_acquainted(self) -> None:
         """Agree with all ranks on what each has and how steps count."""
-        rows = gather_numbers([self._part, int(self._careful), int(self._way.early)], self._world)
-        self._layout = tuple(f"{part:x}" for part, _, _ in rows)
-        self._careful = any(careful for _, careful, _ in rows)
+        offer = self._votes.offer(self._worker.generation)
+        mine = [self._part, int(self._careful), int(self._way.early), offer]
+        parts, careful, early, offers = zip(*gather_numbers(mine, self._world), strict=True)
+        self._layout = tuple(f"{part:x}" for part in parts)
+        self._careful, self._way.early = any(careful), any(early)
+        self._votes.agree(offers)
         self._tail.forget()
-        self._way.early = any(early for _, _, early in rows)
         own = self._own.capture(self._objects, self._feed.place())
         self._keeping.agree(self._layout, len(own), self._step, self._objects)
         self.saver.begin(self._layout, self._worker.generation)

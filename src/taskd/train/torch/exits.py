@@ -1,5 +1,6 @@
 """How a script ended: when the interpreter calls at its end, it is too late to ask."""
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -29,3 +30,10 @@ class ExitNote:
     def failed(self) -> bool:
         """Tell whether the script ended with an error or a failing code."""
         return self._code not in (None, 0) or hasattr(sys, "last_value")
+
+
+def end_here() -> NoReturn:
+    """End this process with what it has printed so far, and nothing else that it had in mind."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -21,9 +21,9 @@ def parameters_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
     return _unique(module._parameters for module in modules)  # noqa: SLF001 - see above
 
 
-def buffers_in(objects: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the buffers of all modules among the objects, each once."""
-    return _unique(module._buffers for module in modules_in(objects))  # noqa: SLF001 - see above
+def buffers_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Return the buffers that these modules have themselves, each once."""
+    return _unique(module._buffers for module in modules)  # noqa: SLF001 - see above
 
 
 def modules_in(objects: Mapping[str, Any]) -> list[torch.nn.Module]:

@@ -12,13 +12,13 @@ import ctypes
 import pickle
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from taskd.train.torch import randomness, smallstates
-from taskd.train.torch.members import buffers_in
+from taskd.train.torch.members import buffers_of, modules_in
 from taskd.train.torch.spread import local_part
 
 LENGTH = struct.Struct("<4Q")
@@ -32,11 +32,18 @@ class OwnState:
         """Know of nothing that cannot be kept."""
         self._unkept: set[str] = set()
 
-    def capture(self, objects: Mapping[str, Any], place: bytes = b"") -> bytes:
-        """Return the rank's own state as it is now, with its place in the data."""
+    def capture(
+        self,
+        objects: Mapping[str, Any],
+        place: bytes = b"",
+        modules: Iterable[torch.nn.Module] | None = None,
+    ) -> bytes:
+        """Return the rank's own state as it is now, with its place in the data.
+
+        ``modules`` are all that the objects have now, for whoever knows them.
+        """
         rng = randomness.capture()
-        buffers = self._buffers(objects)
-        parts = [_raw(buffer) for buffer in buffers]
+        parts = [_raw(buffer) for buffer in self._buffers(objects, modules)]
         states = self._states(objects)
         head = LENGTH.pack(len(rng), sum(map(len, parts)), len(states), len(place))
         return b"".join([head, rng, *parts, states, place])
@@ -47,9 +54,14 @@ class OwnState:
         return _parts_of(data)[3]
 
     @staticmethod
+    def drew(before: bytes, after: bytes) -> bool:
+        """Tell whether random numbers were drawn between two captures, of which the first may be none."""
+        return bool(before) and _random_of(before) != _random_of(after)
+
+    @staticmethod
     def has_drawn(before: bytes) -> bool:
         """Tell whether random numbers were drawn since a capture."""
-        return _parts_of(before)[0] != randomness.capture()
+        return _random_of(before) != randomness.capture()
 
     def changes(self, objects: Mapping[str, Any], before: bytes, after: bytes) -> tuple[bool, int]:
         """Tell whether random numbers were drawn between two captures, and a number for what else differs.
@@ -107,9 +119,12 @@ class OwnState:
         return pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL) if found else b""
 
     @staticmethod
-    def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
+    def _buffers(
+        objects: Mapping[str, Any], modules: Iterable[torch.nn.Module] | None = None
+    ) -> list[torch.Tensor]:
         """Return the buffers if they are small enough to be kept each step; large ones are tables."""
-        buffers = [local_part(buffer) for buffer in buffers_in(objects)]
+        found = buffers_of(modules_in(objects) if modules is None else modules)
+        buffers = [local_part(buffer) for buffer in found]
         # One that was expanded is in fewer places than it has elements; nobody can write into it.
         buffers = [buffer for buffer in buffers if not _is_expanded(buffer)]
         if sum(buffer.nbytes for buffer in buffers) > MAX_BUFFERS_BYTES:
@@ -127,6 +142,10 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     return any(
         not stride and extent > 1 for stride, extent in zip(tensor.stride(), tensor.size(), strict=True)
     )
+
+
+def _random_of(data: bytes) -> bytes:
+    return data[LENGTH.size : LENGTH.size + LENGTH.unpack_from(data)[0]]
 
 
 def _parts_of(data: bytes) -> tuple[bytes, ...]:

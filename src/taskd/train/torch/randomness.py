@@ -1,14 +1,16 @@
 """A rank's random state as a few kilobytes.
 
 Dropout, shuffling and augmentation draw from generators whose state belongs to the logical rank: a process
-that takes a rank over has to go on where the old one was, to the bit. The state is captured at every commit,
-so it must cost microseconds: it is packed as the raw words that each generator consists of.
+that takes a rank over has to go on where the old one was, to the bit. The state is captured twice in every
+step, so it must cost microseconds: it is packed as the raw words that each generator consists of, and where
+those can be seen in memory they are packed again only after a change.
 
 Captured are torch's CPU generator, the device generators once CUDA is in use, Python's ``random`` and
 NumPy's global generator if the script has loaded it. Generators that a script makes itself are its own to
 register.
 """
 
+import _random
 import ctypes
 import pickle
 import random
@@ -27,6 +29,12 @@ _NUMPY = struct.Struct("<iid")  # position, whether a second gaussian waits, and
 _CUDA = struct.Struct("<3I")  # how many devices, which one was current, length of one state
 _NUMPY_WORDS = 624 * 4
 _POSITION = struct.Struct("<i")
+_PYTHON_BYTES = _POSITION.size + 624 * 4
+_IN_MEMORY = (
+    sys.implementation.name == "cpython"
+    and sys.byteorder == "little"
+    and _random.Random.__basicsize__ >= object.__basicsize__ + _PYTHON_BYTES
+)
 
 
 class RandomnessDamaged(ValueError):
@@ -35,12 +43,15 @@ class RandomnessDamaged(ValueError):
 
 def capture() -> bytes:
     """Take the state of every generator."""
-    cpu = tensor_bytes(torch.get_rng_state())
+    cpu = tensor_bytes(torch.default_generator.get_state())
     python = _capture_python()
     numpy = _capture_numpy()
     cuda = _capture_cuda()
-    header = _HEADER.pack(_MAGIC, len(cpu), len(python), len(numpy), len(cuda))
-    return b"".join((header, cpu, python, numpy, cuda))
+    parts = (cpu, python, numpy, cuda)
+    if parts != _all_before.parts:
+        header = _HEADER.pack(_MAGIC, len(cpu), len(python), len(numpy), len(cuda))
+        _all_before.parts, _all_before.captured = parts, b"".join((header, *parts))
+    return _all_before.captured
 
 
 def restore(data: bytes) -> None:
@@ -76,8 +87,29 @@ def byte_tensor(data: bytes) -> torch.Tensor:
 
 
 def _capture_python() -> bytes:
+    memory, waiting = _python_memory()
+    if memory and memory == _python_before.memory and waiting is None:
+        return _python_before.captured
     version, words, gauss = random.getstate()
-    return _PYTHON.pack(version, gauss is not None, gauss or 0.0) + array("I", words).tobytes()
+    packed = array("I", words).tobytes()
+    captured = _PYTHON.pack(version, gauss is not None, gauss or 0.0) + packed
+    unchanging = gauss is None and memory == packed[-_POSITION.size :] + packed[: -_POSITION.size]
+    _python_before.memory, _python_before.captured = (memory, captured) if unchanging else (b"", b"")
+    return captured
+
+
+def _python_memory() -> tuple[bytes, object]:
+    """Return position and words where CPython has them, and the gaussian that waits.
+
+    Asking for them makes six hundred numbers each time. That they are there is believed only where they are
+    the ones that were asked for.
+    """
+    generator: Any = getattr(random.getstate, "__self__", None)
+    if not isinstance(generator, random.Random) or not _IN_MEMORY:
+        return b"", None
+    return ctypes.string_at(id(generator) + object.__basicsize__, _PYTHON_BYTES), vars(generator).get(
+        "gauss_next"
+    )
 
 
 def _restore_python(data: bytes) -> None:
@@ -119,13 +151,20 @@ def _numpy_memory(numpy_random: Any) -> bytes:  # noqa: ANN401 - a module
 
 
 class _Before:
-    """What was captured last, and the memory it was made of."""
+    """What was captured last of a generator, and the memory that it was made of."""
 
     memory = b""
     captured = b""
 
 
-_numpy_before = _Before()
+class _AllBefore:
+    """What was captured last of all generators."""
+
+    parts: tuple[bytes, ...] = ()
+    captured = b""
+
+
+_numpy_before, _python_before, _all_before = _Before(), _Before(), _AllBefore()
 
 
 def _restore_numpy(data: bytes) -> None:

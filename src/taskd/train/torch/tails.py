@@ -13,8 +13,7 @@ from two sums: of the numbers, and of their squares.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from taskd.train.torch.ballots import Ballot
 from taskd.train.torch.own import OwnState
 
 LOOKS = 16  # steps of which everything is compared; later, for that costs something, one in as many
@@ -29,18 +28,23 @@ class Tail:
         self._own = own
         self._at_vote = b""
         self._number, self._first = 0, -1
+        self._draws = False  # are random numbers drawn after the vote at all, maybe between two steps?
         self.matters = False  # is anything of the rank's own changed there?
 
     def voted(self, captured: bytes) -> None:
         """All have voted; this is what the rank alone has."""
         self._at_vote = captured
 
+    def begin(self, captured: bytes) -> None:
+        """The next step begins with this. Only if something was drawn since the vote is it asked where."""
+        self._draws = self._draws or self._own.drew(self._at_vote, captured)
+
     def end(self, objects: Mapping[str, Any], step: int) -> None:
         """The step's function has come to its end. All ranks look at the same steps."""
         self._first = step if self._first < 0 else self._first
         if step - self._first >= LOOKS and step % LOOKS:
             self._number = 0
-            self.matters |= self._own.has_drawn(self._at_vote)
+            self.matters = self.matters or (self._draws and self._own.has_drawn(self._at_vote))
             return
         drawn, number = self._own.changes(objects, self._at_vote, self._own.capture(objects))
         self.matters |= drawn
@@ -50,12 +54,12 @@ class Tail:
         """Ranks have met, some of which may not know what was changed in the last step."""
         self._number, self._first = 0, -1
 
-    def ballot(self, *, moves: bool) -> torch.Tensor:
-        """Return what is added up over all ranks: whether one is to be moved, and what was changed."""
-        return torch.tensor([float(moves), self._number, self._number**2], dtype=torch.float64)
+    def ballot(self, *, moves: bool) -> Ballot:
+        """Return what is to be added up over all ranks: whether one is to be moved, and what was changed."""
+        return float(moves), float(self._number), float(self._number**2)
 
-    def count(self, ballot: torch.Tensor, world: int) -> bool:
+    def count(self, sums: Ballot, world: int) -> bool:
         """Read the sums; tell whether a rank is to be moved."""
-        moves, numbers, squares = ballot.tolist()
+        moves, numbers, squares = sums
         self.matters |= world * squares != numbers**2
         return bool(moves)

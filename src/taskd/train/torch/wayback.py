@@ -15,7 +15,7 @@ import torch
 
 from taskd.train.torch.begun import Begun
 from taskd.train.torch.fingerprints import local, print_of
-from taskd.train.torch.members import modules_in, parameters_of
+from taskd.train.torch.members import parameters_of
 from taskd.train.torch.undo import Gradients, Undo
 
 LOOKS = 2  # steps of a process in which parameters are compared
@@ -32,10 +32,9 @@ class WayBack:
         self._print = 0
         self.early = False  # does a step change parameters before its update?
 
-    def begin(self, objects: Mapping[str, Any], wrappers: list[Any]) -> None:
+    def begin(self, objects: Mapping[str, Any], modules: list[torch.nn.Module], wrappers: list[Any]) -> None:
         """A step begins."""
         self._undo.holds = False
-        modules = modules_in(objects)
         parameters = parameters_of(modules)
         self._gradients.note(objects, parameters)
         self._begun.keep(objects, parameters, [*modules, *wrappers])

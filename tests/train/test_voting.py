@@ -1,0 +1,123 @@
+"""Votes of ranks that share memory: all are counted, once, and nobody waits for who will not come."""
+
+import multiprocessing
+import threading
+import time
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskd.train.torch.ballots import SharedBallots
+from taskd.train.torch.voting import VoteInterrupted, Votes, VoteTimeout
+
+STEPS = 3000
+WORLD = 3
+
+
+def vote_often(path: str, rank: int, results: "Queue[Any]") -> None:
+    """Vote as quickly as possible, each rank at its own pace."""
+    ballots = SharedBallots(path, rank, WORLD, 1)
+    wrong = []
+    for step in range(STEPS):
+        if (step + rank) % 500 == 0:
+            time.sleep(0.003)
+        ballots.put(step, (float(rank == step % WORLD), float(rank * step), 1.0))
+        total = ballots.count(step, lambda: False)
+        if total != (1.0, float(sum(range(WORLD)) * step), float(WORLD)):
+            wrong.append((step, total))
+    results.put((rank, wrong))
+
+
+def test_every_vote_of_every_rank_counts_once(tmp_path: Path) -> None:
+    """Nobody reads a ballot of another step, however much faster one is than another."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [
+        context.Process(target=vote_often, args=(str(tmp_path / "votes"), rank, results))
+        for rank in range(WORLD)
+    ]
+    for each in ranks:
+        each.start()
+    found = sorted(results.get(timeout=60) for _ in ranks)
+    for each in ranks:
+        each.join(10)
+    assert [(rank, []) for rank in range(WORLD)] == found
+
+
+def meet(places: list[Path], generation: int) -> list[Votes]:
+    """Ranks that agree on how they vote."""
+    votes = [Votes(rank, len(places), str(place), 60.0) for rank, place in enumerate(places)]
+    offers = [each.offer(generation) for each in votes]
+    for each in votes:
+        each.agree(offers)
+    return votes
+
+
+def test_whoever_waits_is_let_go_when_ranks_are_called_together(tmp_path: Path) -> None:
+    votes, _ = meet([tmp_path, tmp_path], 4)
+    caught: list[BaseException] = []
+
+    def vote() -> None:
+        try:
+            votes.add_up(7, (0.0, 0.0, 0.0))
+        except VoteInterrupted as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=vote)
+    thread.start()
+    votes.interrupt(4)  # its own generation is no reason
+    thread.join(0.2)
+    assert thread.is_alive()
+    votes.interrupt(5)
+    thread.join(10)
+    assert 1 == len(caught)
+
+
+def test_votes_of_a_generation_are_none_of_the_next(tmp_path: Path) -> None:
+    """A process that was replaced wakes up and votes: it is heard by nobody."""
+    old = meet([tmp_path, tmp_path], 1)
+    new = meet([tmp_path, tmp_path], 2)
+    old[1].begin(3, (1.0, 1.0, 1.0))
+    new[0].begin(3, (0.0, 2.0, 2.0))
+    new[1].begin(3, (0.0, 3.0, 3.0))
+    assert [(0.0, 5.0, 5.0), (0.0, 5.0, 5.0)] == [each.end(3) for each in new]
+
+
+def test_a_ballot_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
+    votes = meet([tmp_path, tmp_path], 1)
+    for each in votes:
+        each.begin(0, (0.0, 1.0, 1.0))
+    path = tmp_path / "votes-g1"
+    data = bytearray(path.read_bytes())
+    data[64 * 3 + 20] ^= 1  # within that of rank 1
+    path.write_bytes(data)
+    votes[0].interrupt(2)
+    with pytest.raises(VoteInterrupted):
+        votes[0].end(0)
+
+
+def test_who_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    votes = [Votes(rank, 2, str(tmp_path), 0.05) for rank in range(2)]
+    offers = [each.offer(1) for each in votes]
+    votes[0].agree(offers)
+    with pytest.raises(VoteTimeout, match="timed out"):
+        votes[0].add_up(0, (0.0, 0.0, 0.0))
+
+
+def test_memory_that_is_not_the_same_is_not_used(tmp_path: Path) -> None:
+    """Two machines, or one whose memory is full: all use the network."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for places in ([tmp_path, other], [tmp_path, tmp_path / "missing"], [Path("/missing")] * 2):
+        offers = [Votes(rank, 2, str(place), 1.0).offer(1) for rank, place in enumerate(places)]
+        assert 2 == len(set(offers))
+
+
+def test_the_memory_of_earlier_generations_goes(tmp_path: Path) -> None:
+    votes = Votes(0, 1, str(tmp_path), 1.0)
+    for generation in range(1, 5):
+        votes.agree([votes.offer(generation)])
+        assert (0.0, 1.0, 1.0) == votes.add_up(0, (0.0, 1.0, 1.0))
+    assert ["votes-g4"] == [path.name for path in tmp_path.iterdir()]

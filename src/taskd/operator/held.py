@@ -12,6 +12,8 @@ from typing import Protocol
 
 Key = tuple[str, str]
 CROWD = 8
+CALM = 2
+"""With so many jobs left a rush is over; before that, news would take from the last pods of it."""
 
 
 class Later(Protocol):
@@ -49,7 +51,8 @@ class Held:
         self._keys.pop(key, None)
 
     def let_go(self) -> None:
-        """Have as many jobs looked at as do not make a crowd; to be called after every look."""
-        for key in list(islice(self._keys, max(0, CROWD - self.later.load))):
+        """Once a rush is over, have as many looked at as make no crowd; to be called after every look."""
+        load = self.later.load
+        for key in list(islice(self._keys, CROWD - load if load <= CALM else 0)):
             del self._keys[key]
             self.later.add(key)

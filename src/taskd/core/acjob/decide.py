@@ -264,6 +264,8 @@ class _Course:
     def _placed(self, actions: tuple[Action, ...], status: Status) -> tuple[Action, ...]:
         """Have all pods that are made kept off these nodes."""
         avoid = self._avoided(status)
+        if not avoid:
+            return actions
         made = CreatePods | CreateStandbys | CreateBackup
         return tuple(replace(each, avoid=avoid) if isinstance(each, made) else each for each in actions)
 
@@ -401,8 +403,9 @@ def _about(move: Action) -> str:
 
 def _awake(decision: Decision, at: float | None) -> Decision:
     """The decision, to be taken again at that time at the latest."""
-    times = [time for time in (decision.wake_at, at) if time is not None]
-    return replace(decision, wake_at=min(times, default=None))
+    if at is None or (decision.wake_at is not None and decision.wake_at <= at):
+        return decision
+    return replace(decision, wake_at=at)
 
 
 def _gate(phase: str, message: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskd.core.acjob import names
-from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, main_container, mapping
+from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, main_container, mapping, once
 
 VENDORS: Final = ("huawei.com/", "nvidia.com/")
 ASCEND: Final = "huawei.com/"
@@ -106,6 +106,7 @@ class World:
         raise KeyError(slot.kind)
 
 
+@once
 def world(job: Job) -> World:
     """The processes of the job, from what its templates request."""
     asked = {replicas.kind: requested(replicas.template) for replicas in job.replicas}

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from taskd.core import podplace
 from taskd.core.acjob import hostnames, names, recoveryenv
 from taskd.core.acjob.devices import ASCEND, Request, World, requested, soft_shared
-from taskd.core.acjob.job import WORKER, Job, Json, mapping
+from taskd.core.acjob.job import WORKER, Job, Json, mapping, once
 
 Entry: TypeAlias = dict[str, Any]
 ByRank: TypeAlias = Callable[[int], str]
@@ -106,6 +106,7 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+@once
 def has_ascend(job: Job) -> bool:
     """Whether any type of the job asks for an Ascend device."""
     return any(_ascend(requested(replicas.template)) for replicas in job.replicas)

@@ -16,7 +16,7 @@ from taskd.core.acjob import hostnames, names, recoveryenv, standbys
 from taskd.core.acjob.avoiding import Avoided, closed, with_avoidance
 from taskd.core.acjob.devices import World, requested, world
 from taskd.core.acjob.environment import Addresses, ByRank, Variables, has_ascend, literal, merge, variables
-from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping
+from taskd.core.acjob.job import WORKER, Job, Json, Replicas, Slot, mapping, once
 from taskd.core.acjob.services import owner_reference, type_labels
 from taskd.core.acjob.volumes import CONFIG_MAP, FILE, Mount, asked_sinks, mounts, with_mounts
 from taskd.core.certificates import VARIABLE
@@ -228,6 +228,7 @@ def scheduler_name(job: Job) -> str:
     return job.scheduler_name or names.VOLCANO
 
 
+@once
 def shape(job: Job) -> str:
     """All that a pod was told of the others: pods of different shapes never meet."""
     sizes = world(job)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -77,9 +78,17 @@ class Quantity:
 
 def parse(text: object) -> Quantity:
     """The amount that a text or number means; raises QuantityError."""
-    found = _NUMBER.fullmatch(str(text).strip())
-    if found is None or isinstance(text, bool):
+    found = None if isinstance(text, bool) else _parse(str(text).strip())
+    if found is None:
         raise QuantityError(text)
+    return found
+
+
+@lru_cache(maxsize=1024)  # templates repeat the same few
+def _parse(text: str) -> Quantity | None:
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
     value, suffix = Fraction(found["digits"]), found["suffix"] or ""
     form = Form.DECIMAL
     if suffix in _BINARY:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from taskd.core.acjob import names
-from taskd.core.acjob.job import Job
+from taskd.core.acjob.job import Job, once
 from taskd.core.plane.policy import read_policy
 
 PROCESS_RECOVER: Final = "PROCESS_RECOVER"
@@ -64,6 +64,7 @@ def keeps_processes(job: Job) -> bool:
     return not _KEEP.isdisjoint(job.strategies())
 
 
+@once
 def refused(job: Job) -> str:
     """Why the strategies that the job asks for are not in force; empty where they are, or none is asked."""
     asks = keeps_processes(job) or _DUMP in job.strategies() or _hot_switch(job)

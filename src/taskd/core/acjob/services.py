@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskd.core.acjob import names
-from taskd.core.acjob.job import Job, Json, main_container, mapping
+from taskd.core.acjob.job import Job, Json, main_container, mapping, once
 
 NO_ADDRESS = "None"
 
@@ -38,12 +38,14 @@ def type_labels(job: Job, label: str) -> dict[str, str]:
     }
 
 
+@once
 def leader_service_name(job: Job) -> str | None:
     """The name of the leader's Service; None for a job without a leader."""
     leader = job.leader
     return None if leader is None else f"{job.name}-{leader.label}-0"
 
 
+@once
 def leader_port(job: Job) -> int:
     """The port at which the job's processes meet."""
     rendezvous = (port for port in _declared(job) if port.get("name") == names.PORT_NAME)

@@ -8,7 +8,7 @@ labels what it is. `relief` says what becomes of them.
 from __future__ import annotations
 
 from taskd.core.acjob import devices, names
-from taskd.core.acjob.job import WORKER, Job
+from taskd.core.acjob.job import WORKER, Job, once
 
 
 def wanted(job: Job) -> int:
@@ -16,6 +16,7 @@ def wanted(job: Job) -> int:
     return int(job.annotations.get(names.STANDBY_PODS, "0")) if can_have(job) else 0
 
 
+@once
 def can_have(job: Job) -> bool:
     """Whether a pod that waits has a meaning in the job: it needs processes that `taskd run` starts."""
     return job.framework == "pytorch" and not job.inference and devices.world(job).leader_computes

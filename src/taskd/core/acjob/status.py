@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from taskd.core.acjob import conditions
@@ -157,7 +158,12 @@ def _number(value: object) -> int:
 
 def stamp(now: float) -> str:
     """A time as Kubernetes writes it."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _stamp(int(now))
+
+
+@lru_cache(maxsize=64)  # a look stamps a dozen fields with the same second
+def _stamp(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(text: str) -> float | None:

@@ -283,6 +283,82 @@ def test_a_standby_on_the_same_node_is_out_of_reach_too() -> None:
     assert READY in play.deleted
 
 
+# ------------------------------------------------------------------------------ isolated nodes
+
+NPU = {"limits": {"huawei.com/Ascend910": 8}}
+
+
+def with_devices(raw: dict[str, Any]) -> dict[str, Any]:
+    for replicas in raw["spec"]["replicaSpecs"].values():
+        replicas["template"]["spec"]["containers"][0]["resources"] = NPU
+    return raw
+
+
+def isolate(play: Play, node: str, scope: str = "node") -> None:
+    play.raw["status"]["isolatedNodes"] = [{"name": node, "scope": scope}]
+
+
+def test_a_standby_on_an_isolated_node_gets_no_place_where_another_is_ready() -> None:
+    play = kept_ready(count=2)
+    play.change(READY, node="node-7")
+    isolate(play, "node-7")
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, "test-job-standby-1")
+    assert READY in play.deleted
+
+
+def test_a_standby_on_an_isolated_node_gets_no_place_where_a_new_pod_can_be_made() -> None:
+    """The lost pod was on the same node, as it is when the node itself breaks."""
+    play = kept_ready()
+    for name in (READY, "test-job-worker-1"):
+        play.change(name, node="node-7")
+    isolate(play, "node-7")
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert "node-7" == play.pods["test-job-worker-1"].annotations[names.AVOIDS]
+    assert READY in play.deleted
+
+
+def test_a_standby_is_moved_off_a_node_that_is_isolated() -> None:
+    """Before it is needed, with time to end, and at nobody's cost."""
+    play = kept_ready()
+    before = play.pods[READY].uid
+    play.change(READY, node="node-7")
+    isolate(play, "node-7")
+    play.reconcile()
+    (name,) = standbys(play)
+    assert ("node-7", "") == (play.pods[name].annotations[names.AVOIDS], play.pods[name].node)
+    assert before not in {pod.uid for pod in play.pods.values()}
+    assert (0, "Running") == (play.status["restarts"], play.state)
+
+
+def test_a_standby_beside_a_broken_device_stays_and_is_the_last_choice() -> None:
+    """Made anew it might land there again, and the device need not be its own."""
+    play = Play(with_devices(raw_job(workers=2, annotations={names.STANDBY_PODS: "2"}))).start()
+    play.run_all()
+    play.reconcile()
+    play.change(READY, node="node-7")
+    isolate(play, "node-7", "device")
+    play.reconcile()
+    assert [READY, "test-job-standby-1"] == standbys(play)
+    assert [] == play.deleted
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, "test-job-standby-1")
+
+
+def test_a_switch_leaves_a_standby_on_an_isolated_node_alone() -> None:
+    play = kept_ready(count=2)
+    play.change(READY, node="node-7")
+    isolate(play, "node-7")
+    source = "test-job-worker-0"
+    marks = {names.HOT_SWITCH: "true", names.ASK_OPERATOR: "create"}
+    play.change(source, annotations={**play.pods[source].annotations, **marks})
+    play.reconcile()
+    assert "test-job-standby-1" == play.pods[source].annotations[names.BACKUP_NEW]
+
+
 def test_a_template_keeps_its_own_wishes_about_nodes() -> None:
     """Of several terms one is enough for a scheduler, so the node is named in each."""
     terms: list[dict[str, Any]] = [

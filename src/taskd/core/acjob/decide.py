@@ -244,7 +244,7 @@ class _Course:
         status = self.status
         actions = self._removals(status)
         leaving = {action.uid for action in actions if isinstance(action, DeletePod)}
-        ready = relief.running(self.found, status, self._out_of_reach(status))
+        ready = relief.running(self.found, status, self._unfit(status))
         moves = switching.moves(self.found, status.restarts, ready)
         actions += tuple(move for move in moves if _about(move) not in leaving)
         empty, waits_until = self.found.empty, None
@@ -267,14 +267,15 @@ class _Course:
         made = CreatePods | CreateStandbys | CreateBackup
         return tuple(replace(each, avoid=avoid) if isinstance(each, made) else each for each in actions)
 
-    def _out_of_reach(self, status: Status) -> frozenset[str]:
-        """The nodes on which a pod that is kept ready is of no use."""
+    def _unfit(self, status: Status) -> relief.Unfit:
+        """The nodes on which a pod that is kept ready is of little use."""
         cut = restarts.out_of_reach(status, self.requests, self.now)
-        return self.seen.nodes.gone | self.seen.nodes.unreachable | cut
+        unreached = self.seen.nodes.gone | self.seen.nodes.unreachable | cut
+        return relief.unfit(self.job, self._avoided(status), unreached)
 
     def _fill(self, slots: Sequence[Slot], status: Status) -> tuple[Action, ...]:
         """Have these places filled: by pods that are kept ready as far as there are any."""
-        chosen = relief.choose(self.found, slots, status, self._out_of_reach(status))
+        chosen = relief.choose(self.found, slots, status, self._unfit(status))
         rest = tuple(slot for slot in slots if slot not in chosen)
         made = (CreatePods(rest, status.restarts),) if rest else ()
         return (*relief.assign(chosen, status.restarts), *made)
@@ -284,7 +285,7 @@ class _Course:
         if any(isinstance(action, AssignStandby) for action in actions):
             return (), None
         whole = not self.found.idle()
-        return relief.upkeep(self.job, self.found, status, self.now, self._out_of_reach(status), whole=whole)
+        return relief.upkeep(self.job, self.found, status, self.now, self._unfit(status), whole=whole)
 
     def _held_up(self) -> bool:
         """Whether what was refused is something that the job needs now; other refusals are Events.

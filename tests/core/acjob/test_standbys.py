@@ -249,6 +249,32 @@ def test_a_pod_out_of_reach_goes_by_force_and_comes_back_elsewhere() -> None:
     assert 1 == play.status["restarts"]
 
 
+@pytest.mark.parametrize("scope", ["pod", "job"])
+@pytest.mark.parametrize("together", [False, True], ids=["later", "at once"])
+def test_a_pod_out_of_reach_gets_no_time_where_a_gentle_request_came_before(
+    scope: str, together: bool
+) -> None:
+    """Nobody there can end it in order; its peers keep the time that they were given."""
+    play = Play(raw_job(workers=2)).start()
+    victim, before = "test-job-worker-1", play.pods["test-job-worker-1"].uid
+    play.stuck = frozenset(play.pods)
+    play.change(victim, node="node-7")
+    which: dict[str, Any] = {"scope": "job"} if scope == "job" else {"pods": [victim], "uids": [before]}
+    gentle = {"id": "r0", "reason": "fault", "voluntary": True, "force": False, **which}
+    if not together:
+        play.raw["status"]["requests"] = [gentle]
+        play.reconcile()
+        assert play.pods[victim].deleting, "it has its time"
+    ask(play, victim, "node-7")
+    play.raw["status"]["requests"] = [gentle, *play.raw["status"]["requests"]]
+    play.reconcile()
+    assert before != play.pods[victim].uid
+    assert 1 == play.status["restarts"], "it is one loss"
+    assert "node-7" == play.pods[victim].annotations[names.AVOIDS]
+    peers = [pod for name, pod in play.pods.items() if name != victim]
+    assert [scope == "job"] * 2 == [pod.deleting for pod in peers], "and nobody took the time from them"
+
+
 def test_a_pod_that_is_going_keeps_its_time_where_nobody_says_force() -> None:
     play = Play(raw_job(workers=2)).start()
     victim = "test-job-worker-1"

@@ -1,9 +1,12 @@
 """Rules of the machine that no transcript shows, because they are about time or about nobody answering."""
 
+from dataclasses import replace
+
 import pytest
 
 from taskd.core.faults.view import FaultKind, Health
 from taskd.core.plane.machine import next_look
+from taskd.core.plane.requests import requests
 from taskd.core.plane.resuming import kept, repeat, resumed
 from taskd.core.plane.state import (
     Ask,
@@ -21,7 +24,7 @@ from taskd.core.plane.state import (
     Unsubscribed,
     WriteReset,
 )
-from tests.core.plane.scenes import START, Play, broken, pods
+from tests.core.plane.scenes import START, Play, broken, pods, views
 
 
 def asking() -> Play:
@@ -332,9 +335,77 @@ def test_a_pod_that_nobody_reaches_is_replaced_by_force_and_elsewhere(strategies
     play.feed(StopReported(0))
 
     (ask,) = (effect for effect in play.effects if isinstance(effect, Ask) and effect.wish == "replace")
-    assert ((1,), (1,), True) == (ask.pods, ask.cut, ask.force)
+    assert ((1,), (1,), ("node-1",)) == (ask.pods, ask.cut, ask.avoid)
+    (request,) = requests(ask, views(3))
+    assert (["job-1"], True, ["node-1"]) == tuple(request[key] for key in ("pods", "force", "avoid"))
     play.feed(StrategiesReported(("recover",)))
     assert (Phase.RECOVERING, (1,)) == (play.state.phase, play.signal.nodes)
+
+
+@pytest.mark.parametrize("before", ["asking", "recovering", "in place", "restarting"])
+def test_a_pod_out_of_reach_gets_no_time_although_it_was_dealt_with_gently_before(before: str) -> None:
+    """That somebody there would end it in order was believed before anybody knew that nobody is reached."""
+    play = Play.of("recover-in-place,recover" if before == "in place" else "recover", size=3)
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    if before in {"recovering", "restarting"}:
+        play.feed(StrategiesReported(("recover",)))
+    if before == "restarting":
+        play.wait()
+    gentle = [each for each in play.effects if isinstance(each, Ask) and each.wish != "keep"]
+    assert all(not request["force"] for ask in gentle for request in requests(ask, views(3)))
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+
+    (ask,) = (each for each in play.last if isinstance(each, Ask) and each.wish != "keep")
+    hard = [each for each in requests(ask, views(3)) if each["force"]]
+    assert [(["job-1"], ["uid-1"], ["node-1"])] == [
+        (each["pods"], each["uids"], each["avoid"]) for each in hard
+    ]
+    earlier = {request["id"] for ask in gentle for request in requests(ask, views(3))}
+    assert hard[0]["id"] not in earlier, "the operator takes up each id once"
+
+
+def test_pods_out_of_reach_do_not_cost_the_others_their_time() -> None:
+    play = Play.of("recover", size=4)
+    play.feed(FaultsReported((("9", "1"), ("17", "1")), cut=(1,)))
+    play.feed(StopReported(0))
+
+    (ask,) = (effect for effect in play.effects if isinstance(effect, Ask))
+    found = requests(ask, views(4))
+    assert [(["job-2"], False), (["job-1"], True)] == [(each["pods"], each["force"]) for each in found]
+    assert [["node-1"], ["node-1"]] == [each["avoid"] for each in found]
+
+
+def test_a_restart_of_the_whole_job_avoids_nodes_that_were_out_of_reach() -> None:
+    """Those that nobody reaches get no time to end, the others do; the new pods go elsewhere."""
+    play = Play.of("recover", size=3)
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+    play.wait()
+
+    assert play.at(Phase.RESTARTING)
+    (ask,) = (each for each in play.last if isinstance(each, Ask))
+    whole, cut = requests(ask, views(3))
+    assert ("job", False, ["node-1"]) == (whole["scope"], whole["force"], whole["avoid"])
+    assert (["job-1"], True, ["node-1"]) == (cut["pods"], cut["force"], cut["avoid"])
+    again = [each for each in repeat(play.state, play.now) if isinstance(each, Ask)]
+    assert [ask] == [replace(each, reason=ask.reason) for each in again]
+
+
+def test_a_node_stays_avoided_when_the_pod_that_was_there_is_another_one() -> None:
+    """The new pod is reached, so it has its time like the others; the old one's node is no better for it."""
+    play = Play.of("recover", size=3)
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+    play.feed(PodsSeen({**pods(3), 1: PodSeen("job-1", "new", node="node-9")}))
+    play.wait()
+
+    assert play.at(Phase.RESTARTING)
+    (ask,) = (each for each in play.last if isinstance(each, Ask))
+    (whole,) = requests(ask, views(3))
+    assert ("job", ["node-1"]) == (whole["scope"], whole["avoid"])
 
 
 def test_a_standby_that_has_taken_over_needs_no_new_pod() -> None:

@@ -84,12 +84,16 @@ class _Course:
         self.requests = restarts.requests_of(seen.raw)
         known = {str(request.get("id")) for request in self.requests}
         handled = {name: answer for name, answer in status.handled.items() if name in known}
-        handled = dict.fromkeys(restarts.idle(self.found, self.requests), status.restarts) | handled
+        free = [
+            *restarts.idle(self.found, self.requests),
+            *restarts.joining(self.found, replace(status, handled=handled), self.requests),
+        ]
+        self._joined = not handled.keys() >= set(free)
         self.status = replace(
             status,
             strategy=",".join(job.strategies()),
             refusal=recoveryenv.refused(job),
-            handled=handled,
+            handled=dict.fromkeys(free, status.restarts) | handled,
             leader_ip=status.leader_ip or (seen.service.ip if seen.service else ""),
         )
         missed = restarts.missed(job, self.found, self.status, seen.departed, now)
@@ -137,6 +141,9 @@ class _Course:
                 decision = self._restart(verdict)
             case None:
                 decision = self._go_on()
+        if self._joined and decision.actions:
+            # What they name may be another pod once this is done; they shall not be taken up for that one.
+            decision = replace(decision, status_first=True)
         decision = _awake(decision, self._overdue(decision.status)[1])
         # Asked of the new status: the time runs from this very decision on where it lets the job begin.
         return _awake(decision, deadline_at(self.job, decision.status))

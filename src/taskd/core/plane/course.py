@@ -125,7 +125,8 @@ def _next_round(turn: Turn, why: str) -> bool:
 
 
 def _take_in(turn: Turn, faults: Mapping[int, FaultKind]) -> None:
-    """Add faults. A pod that was replaced and is faulty again counts as old from now on."""
+    """Add faults. A pod that was replaced and is faulty again counts as old from now on, and as reached."""
+    turn.edit(cut=not_replaced(turn.state, turn.episode, turn.episode.cut))
     origin = dict(turn.episode.origin)
     for pod in turn.state.shape.pods_of(faults):
         seen = turn.state.pods.get(pod)

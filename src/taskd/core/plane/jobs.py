@@ -68,6 +68,7 @@ class JobView:
                 pod.standby_running,
                 pod.failed,
                 pod.standby_waits,
+                pod.node,
             )
             for rank, pod in sorted(self.pods.items())
         }

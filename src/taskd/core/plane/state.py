@@ -84,6 +84,7 @@ class PodSeen:
     failed: bool = False
     standby_waits: str = ""
     """Why the standby does not run, as whoever should place or start it says."""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class Episode:
     """The UIDs of all pods when it began."""
     cut: tuple[int, ...] = ()
     """Pods that nobody reaches: they cannot be asked to end, and must come back on another node."""
+    avoid: tuple[str, ...] = ()
+    """The nodes on which they were; also once they have gone, until the episode ends."""
     in_place: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     offered: tuple[Change, ...] = ()
@@ -365,10 +368,13 @@ class Ask:
     pods: tuple[int, ...]
     reason: str
     force: bool = False
+    """Whether pods get no time to end; those that nobody reaches get none in any case."""
     origin: Mapping[int, str] = field(default_factory=dict)
     """The UIDs that are meant, so that a pod which was replaced already is left alone."""
     cut: tuple[int, ...] = ()
     """Those of the pods that nobody reaches."""
+    avoid: tuple[str, ...] = ()
+    """The nodes on which nobody was reached, so that nothing is placed there now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,11 +104,11 @@ class Turn:
         """Ask the operator for something, if there is anything to ask for."""
         if not pods and wish is not Wish.RESTART_JOB:
             return
-        origin = {pod: uid for pod, uid in self.episode.origin.items() if pod in pods}
-        cut = tuple(pod for pod in pods if pod in self.episode.cut)
-        # Whom nobody reaches cannot be given time to end, however gentle the others are dealt with.
-        force = (force or self.episode.force or self.state.policy.force) and not self.episode.gentle
-        self.do(Ask(self.episode.uuid, wish, pods, reason, force or bool(cut), origin, cut))
+        episode = self.episode
+        cut = episode.cut if wish is Wish.RESTART_JOB else tuple(pod for pod in pods if pod in episode.cut)
+        origin = {pod: uid for pod, uid in episode.origin.items() if pod in pods or pod in cut}
+        force = (force or episode.force or self.state.policy.force) and not episode.gentle
+        self.do(Ask(episode.uuid, wish, pods, reason, force, origin, cut, episode.avoid))
 
     def label(self, key: str, value: str | None, pod: int = -1) -> None:
         """Set a label of the job or of a pod."""

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskd.core.launch import NodePlace, Plan
 from taskd.core.liaison import (
     Advise,
     Deed,
@@ -20,6 +21,7 @@ from taskd.core.liaison import (
     ask,
     hear,
     lose_plane,
+    placed,
     settle,
     switched,
 )
@@ -269,3 +271,9 @@ def test_the_job_is_advised_only_about_what_it_asked(course: list[Signal | bool 
             talk, deeds = ask(talk, DEAD)
             is_open = True
             assert Stage.ASKED is talk.stage
+
+
+def test_places_that_standbys_have_are_told_by_their_pods() -> None:
+    places = (NodePlace("0", 0, 0, 2), NodePlace("standby-job-standby-1", 1, 2, 2))
+    assert ((1, "job-standby-1"),) == placed(Plan(3, 0, "10.0.0.1", 29500, places))
+    assert () == placed(None)

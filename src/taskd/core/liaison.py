@@ -17,7 +17,8 @@ from enum import StrEnum
 
 from taskd.core.advice import GIVE_UP
 from taskd.core.consulting import FaultType
-from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY
+from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY, Plan
+from taskd.core.podplace import STANDBY_NODE
 
 OK, RETRY_FAILED, FAILED = 0, 405, 499
 MIGRATION = "migration"
@@ -215,6 +216,19 @@ def switched(talk: Talk, *, done: bool, why: str) -> Outcome:
 def lose_plane(talk: Talk) -> Talk:
     """The plane is gone. Ranks that are being moved go on moving, and the next plane asks about them."""
     return talk if talk.stage in (Stage.SWITCHING, Stage.SWITCHED) else talk.over()
+
+
+def placed(plan: Plan | None) -> tuple[tuple[int, str], ...]:
+    """Return the places that pods have which began as standbys, each with the pod's host name.
+
+    A plane that was away does not know that the pods which had them before have none any more.
+    """
+    places = plan.places if plan is not None else ()
+    return tuple(
+        (place.node_rank, place.node.removeprefix(STANDBY_NODE))
+        for place in places
+        if place.node.startswith(STANDBY_NODE)
+    )
 
 
 # --- the plane's side ------------------------------------------------------------------------------------

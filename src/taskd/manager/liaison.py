@@ -324,8 +324,9 @@ class Liaison:
                 found = report.strategies or offers(self._hands.job)
                 return await link.report_offers(report.ranks, found, uuid)
             case talks.ReportOutcome():
+                placed = talks.placed(self._hands.job.plan) if report.alone else ()
                 return await link.report_outcome(
-                    report.code, report.info, report.strategy, uuid, alone=report.alone
+                    report.code, report.info, report.strategy, uuid, alone=report.alone, placed=placed
                 )
             case _:
                 raise AssertionError(f"{report} is no report")

@@ -21,6 +21,7 @@ UUID_KEY: Final = "taskd-uuid"
 KEEPS_OLD_KEY: Final = "taskd-keeps-old-pod"
 ALONE_KEY: Final = "taskd-alone"
 CUT_KEY: Final = "taskd-cut-pods"
+PLACED_KEY: Final = "taskd-placed-pods"
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,49 @@ def test_standbys_take_places_in_the_order_of_ranks_and_numbers() -> None:
     assert 1 == play.status["restarts"]
 
 
+def test_a_standby_gets_the_place_that_its_ranks_have_already() -> None:
+    """Whoever asks knows what the manager did; what nobody has named follows the order of ranks and numbers.
+
+    The pods go one after the other, and another is lost meanwhile.
+    """
+    play = kept_ready(workers=3, count=3)
+    first, second, third = (f"test-job-standby-{number}" for number in range(3))
+    play.stuck = frozenset({"test-job-worker-1"})
+    request = {
+        "id": "r1",
+        "pods": ["test-job-worker-1", "test-job-worker-2"],
+        "reason": "fault",
+        "voluntary": True,
+        "standbys": {"2": second, "3": first},
+    }
+    play.raw["status"]["requests"] = [request]
+    play.reconcile()
+    assert Slot("Worker", 2) == place_of(play, first)
+    play.lose("test-job-worker-0")
+    play.reconcile()
+    play.now += 10
+    play.reconcile()
+    assert Slot("Worker", 0) == place_of(play, third), "the second one is spoken for"
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, second)
+
+
+def test_an_assigned_standby_that_is_gone_is_not_waited_for() -> None:
+    play = kept_ready(count=2)
+    play.lose(READY)
+    request = {
+        "id": "r1",
+        "pods": ["test-job-worker-1"],
+        "reason": "fault",
+        "voluntary": True,
+        "standbys": {"2": READY, "x": "?"},
+    }
+    play.raw["status"]["requests"] = [request]
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, "test-job-standby-1")
+
+
 def test_a_standby_with_a_place_that_is_lost_is_relieved_by_the_next() -> None:
     play = kept_ready()
     play.lose("test-job-worker-1")

@@ -196,6 +196,41 @@ def test_what_a_job_did_by_itself_ends_the_episode() -> None:
     assert play.at(Phase.STOPPING)
 
 
+@pytest.mark.parametrize("under_way", [False, True], ids=["", "the plane died in the middle of it"])
+def test_a_plane_that_was_away_is_told_whose_ranks_are_elsewhere(under_way: bool) -> None:
+    """The operator learns it too: the old pod goes by force, the standby has its place, and none was lost."""
+    play = Play.of("recover", size=3)
+    if under_way:
+        play.feed(FaultsReported((("9", "1"),)))
+        play.feed(StopReported(0))
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen(pods(3)))
+    told = StatusReported(0, "recover", alone="ranks 8 to 15 went to a standby", placed={1: "job-standby-0"})
+    play.feed(told)
+    (ask,) = (each for each in play.last if isinstance(each, Ask))
+    (request,) = requests(ask, views(3))
+    assert (["job-1"], True, {"1": "job-standby-0"}) == tuple(
+        request[key] for key in ("pods", "force", "standbys")
+    )
+    assert play.at(Phase.INIT)
+    taken = {**pods(3), 1: PodSeen("job-standby-0", "standby")}
+    play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
+    play.feed(PodsSeen(taken))
+    assert play.at(Phase.INIT)
+    play.feed(told)
+    assert [] == [each for each in play.last if isinstance(each, Ask)], "the place is its own by now"
+    play.feed(PodsSeen({rank: pod for rank, pod in taken.items() if rank != 1}))
+    assert play.at(Phase.STOPPING), "the loss of the one that took over is a loss"
+
+
+def test_standbys_that_were_given_each_others_places_are_left_at_work() -> None:
+    """Both train, whatever their labels say."""
+    play = Play.of("recover", size=3)
+    play.feed(StatusReported(0, "recover", alone="two pods were lost", placed={1: "job-2", 2: "job-1"}))
+
+    assert ([], {}) == (play.asked, play.state.left)
+
+
 def test_a_new_pod_on_a_broken_device_is_a_new_fault() -> None:
     """The fault was answered for the old pod only."""
     play = Play.of("recover")

@@ -282,7 +282,8 @@ class _Course:
 
     def _fill(self, slots: Sequence[Slot], status: Status) -> tuple[Action, ...]:
         """Have these places filled: by pods that are kept ready as far as there are any."""
-        chosen = relief.choose(self.found, slots, status, self._unfit(status))
+        assigned = restarts.assigned(self.job, self.found, status, self.requests)
+        chosen = relief.choose(self.found, slots, status, self._unfit(status), assigned)
         rest = tuple(slot for slot in slots if slot not in chosen)
         made = (CreatePods(rest, status.restarts),) if rest else ()
         return (*relief.assign(chosen, status.restarts), *made)

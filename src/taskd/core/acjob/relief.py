@@ -27,6 +27,7 @@ from taskd.core.acjob.pods import shape
 from taskd.core.acjob.seen import PENDING, RUNNING, PodSeen, Roster
 from taskd.core.acjob.standbys import kind_of, pod_name, wanted
 from taskd.core.acjob.status import Status, moment
+from taskd.core.podplace import is_host_of
 
 AGAIN_S: Final = 30.0
 """How long the remains of a standby that ended are left: one that always fails is not made all the time."""
@@ -63,15 +64,23 @@ def running(found: Roster, status: Status, nodes: Unfit) -> list[PodSeen]:
     return [pod for pod in _in_turn(found, status, nodes) if pod.phase == RUNNING]
 
 
-def choose(found: Roster, slots: Iterable[Slot], status: Status, nodes: Unfit) -> dict[Slot, PodSeen]:
+def choose(
+    found: Roster, slots: Iterable[Slot], status: Status, nodes: Unfit, assigned: Mapping[Slot, str]
+) -> dict[Slot, PodSeen]:
     """Which standby takes which of the places that are empty.
 
-    In the order of ranks and of numbers, as the job's manager does it too. One that runs comes first; one
-    that waits for a node takes a place as well, for it would be in the way of the pod that is made instead.
+    The one that somebody has `assigned` to it, and the job's manager was told the same. For the others in the
+    order of ranks and of numbers, as the manager does it too. One that runs comes first; one that waits for a
+    node takes a place as well, for it would be in the way of the pod that is made instead.
     """
     if not any(pod.alive for pod in found.regular.values()):
         return {}
-    return dict(zip(slots, _in_turn(found, status, nodes), strict=False))
+    usable = _in_turn(found, status, nodes)
+    meant = {slot: pod for slot, host in assigned.items() for pod in usable if is_host_of(host, pod.name)}
+    spoken_for = {pod.uid for pod in meant.values()}
+    free = iter([pod for pod in usable if pod.uid not in spoken_for])
+    chosen = {slot: meant.get(slot) or next(free, None) for slot in slots}
+    return {slot: pod for slot, pod in chosen.items() if pod is not None}
 
 
 def _in_turn(found: Roster, status: Status, nodes: Unfit) -> list[PodSeen]:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from taskd.core.acjob import avoiding, backoff, faults, names, recoveryenv
+from taskd.core.acjob import avoiding, backoff, devices, faults, names, recoveryenv
 from taskd.core.acjob.avoiding import Avoided
 from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
 from taskd.core.acjob.pods import shape
@@ -215,6 +215,29 @@ def out_of_reach(status: Status, requests: Sequence[Json], now: float) -> frozen
     if _believed_until(status) <= now:
         return frozenset()
     return frozenset(str(node) for each in _answered(status, requests) for node in each.get("avoid") or ())
+
+
+def assigned(job: Job, found: Roster, status: Status, requests: Sequence[Json]) -> dict[Slot, str]:
+    """The standbys that requests give to places, as far as those are not filled anew.
+
+    Those of all restarts since the job last ran whole: a pod may take its time to go, and another be lost.
+    """
+    listed: dict[str, tuple[int, str]] = {}
+    for request in requests:
+        answer = status.handled.get(str(request.get("id")), -1)
+        if status.restarts - status.row < answer <= status.restarts:
+            given = mapping(request.get("standbys"))
+            listed |= {rank: (answer, str(pod)) for rank, pod in given.items()}
+    if not listed:
+        return {}
+    ranks = devices.world(job)
+    places = {slot: listed[rank] for slot in job.slots() if (rank := str(ranks.node_rank(slot))) in listed}
+    filled = found.regular
+    return {
+        slot: pod
+        for slot, (answer, pod) in places.items()
+        if slot not in filled or filled[slot].version < answer
+    }
 
 
 def avoids_until(found: Roster, status: Status, now: float) -> float | None:

@@ -20,7 +20,13 @@ CUT: Final = "-cut"
 def requests(ask: Ask, pods: Mapping[int, PodView]) -> list[dict[str, Any]]:
     """The requests that a wish comes to; none where all that it names was replaced already."""
     name = f"{PREFIX}{ask.uuid}-{ask.wish}"
-    common = {"reason": ask.reason, "voluntary": True, **({"avoid": list(ask.avoid)} if ask.avoid else {})}
+    common: dict[str, Any] = {
+        "reason": ask.reason,
+        "voluntary": True,
+        **({"avoid": list(ask.avoid)} if ask.avoid else {}),
+    }
+    if ask.standbys:
+        common["standbys"] = {str(rank): pod for rank, pod in sorted(ask.standbys.items())}
     cut = [pod for rank in ask.cut if (pod := meant(ask, pods, rank)) is not None]
     made: list[dict[str, Any]] = []
     if ask.wish is Wish.RESTART_JOB:

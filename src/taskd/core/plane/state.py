@@ -233,13 +233,15 @@ class StrategiesReported:
 class StatusReported:
     """ReportRecoverStatus: how the strategy went.
 
-    `alone` says what the job did by itself while no plane was there to ask; empty where it was told.
+    `alone` says what the job did by itself while no plane was there to ask; empty where it was told. `placed`
+    are the host names of pods that have places of others by now.
     """
 
     code: int
     strategy: str
     uuid: str = ""
     alone: str = ""
+    placed: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +377,8 @@ class Ask:
     """Those of the pods that nobody reaches."""
     avoid: tuple[str, ...] = ()
     """The nodes on which nobody was reached, so that nothing is placed there now."""
+    standbys: Mapping[int, str] = field(default_factory=dict)
+    """The pods that are kept ready and have the places of these; others have none of theirs."""
 
 
 @dataclass(frozen=True, slots=True)

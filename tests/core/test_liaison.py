@@ -186,6 +186,20 @@ def test_a_hot_switch_in_three_signals() -> None:
     assert ReportOutcome(0, "the ranks were moved", "migration") == play.deeds[2]
 
 
+def test_the_plane_may_say_which_standbys_take_over() -> None:
+    play = Play()
+    play.ask(*DEAD)
+    names = ((1, "j-standby-1"),)
+    play.hear(Signal("u1", "changeStrategy", (), DEAD, "recover", (1,), "", names, ("j-standby-0",)))
+    assert Advise("recover", (1,), (1,), names, ("j-standby-0",)) == play.deeds[-1]
+    switch = Play()
+    switch.hear(
+        Signal("u1", "hot-switch", ("hot switch",), DEAD),
+        Signal("u1", "hot-switch", ("new pod running",), standbys=names),
+    )
+    assert [MoveRanks((1,), "j-standby-1")] == switch.deeds
+
+
 def test_a_plane_that_is_started_again_in_a_hot_switch_hears_how_it_went() -> None:
     """It says again whatever it said last; the ranks are moved once, and it is answered each time."""
     play = Play()

@@ -56,6 +56,8 @@ class Signal:
     strategy: str = ""
     nodes: tuple[int, ...] = ()
     extra: str = ""
+    standbys: tuple[tuple[int, str], ...] = ()
+    shunned: tuple[str, ...] = ()
 
 
 class Stage(StrEnum):
@@ -140,6 +142,10 @@ class Advise:
     strategy: str
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
+    standbys: tuple[tuple[int, str], ...] = ()
+    """The pods that take the places of others, by the place; the operator was told the same."""
+    shunned: tuple[str, ...] = ()
+    """The standby pods that are not to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,8 @@ class MoveRanks:
     """Move the node of these ranks to the standby that runs now."""
 
     ranks: tuple[int, ...]
+    standby: str = ""
+    """That pod, where the plane says which it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +303,7 @@ def _decide(talk: Talk, signal: Signal) -> Outcome:
     if strategy == RECOVER and signal.extra == RECOVER_IN_PLACE:
         strategy = RECOVER_IN_PLACE
     ranks = tuple(rank for rank, _ in signal.ranks or talk.ranks)
-    return told, (Advise(strategy, ranks, signal.nodes),)
+    return told, (Advise(strategy, ranks, signal.nodes, signal.standbys, signal.shunned),)
 
 
 def _switch(talk: Talk, signal: Signal) -> Outcome:
@@ -306,7 +314,8 @@ def _switch(talk: Talk, signal: Signal) -> Outcome:
     if talk.stage is not Stage.SWITCHING:
         return talk, (Ignore(f"{', '.join(signal.actions)}, and no switch is under way"),)
     if STANDBY_RUNS in signal.actions:
-        return talk, (MoveRanks(tuple(rank for rank, _ in talk.ranks)),)
+        standby = next((pod for _, pod in signal.standbys), "")
+        return talk, (MoveRanks(tuple(rank for rank, _ in talk.ranks), standby),)
     return talk.over(), (Ignore("the plane called the switch off"),)
 
 

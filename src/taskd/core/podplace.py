@@ -93,9 +93,14 @@ def standby_node(host: str) -> str:
     return f"{STANDBY_NODE}{host.partition('.')[0]}"
 
 
+def host_of(pod: str) -> str:
+    """The host name of a pod: a kubelet cuts names that are too long for one."""
+    return pod[:_HOST_NAME].rstrip("-.")
+
+
 def is_host_of(host: str, pod: str) -> bool:
-    """Tell whether a pod has that host name: a kubelet cuts names that are too long for one."""
-    return host in (pod, pod[:_HOST_NAME].rstrip("-."))
+    """Tell whether that is the host name of a pod, or its name."""
+    return host in (pod, host_of(pod))
 
 
 def _reach_s(env: Mapping[str, str]) -> float:

@@ -24,6 +24,7 @@ REFUSED = 403
 ROLE = "master"
 # Headers may have 8 KB in all; nobody has so many standbys at work.
 MOST_PLACED = 64
+MAX_DIGITS = 10
 
 Ranks = Sequence[tuple[int, str]]
 M = TypeVar("M")
@@ -167,6 +168,12 @@ def read_signal(message: recover.ProcessManageSignal) -> Signal:
         strategy=message.changeStrategy,
         nodes=tuple(int(each) for each in message.nodeRankIds if each.isdecimal()),
         extra=message.extraParams,
+        standbys=tuple(
+            (int(rank), pod)
+            for rank, _, pod in (each.partition("=") for each in message.standbys)
+            if rank.isdecimal() and len(rank) < MAX_DIGITS and pod
+        ),
+        shunned=message.shunned,
     )
 
 

@@ -85,7 +85,7 @@ def choose(
 
 def _in_turn(found: Roster, status: Status, nodes: Unfit) -> list[PodSeen]:
     usable = [pod for pod in found.standbys if _usable(pod, status) and pod.node not in nodes]
-    return sorted(usable, key=lambda pod: (pod.phase != RUNNING, pod.node in nodes.last, _number(pod)))
+    return sorted(usable, key=lambda pod: (pod.phase != RUNNING, pod.node in nodes.last, number_of(pod.name)))
 
 
 def assign(chosen: Mapping[Slot, PodSeen], version: int) -> tuple[Action, ...]:
@@ -104,7 +104,7 @@ def upkeep(
     removed: list[Action] = []
     kept: list[PodSeen] = []
     again: list[float] = []
-    for pod in sorted(found.standbys, key=_number):
+    for pod in sorted(found.standbys, key=lambda pod: number_of(pod.name)):
         if pod.deleting:
             continue
         why = _why_remove(job, pod, status, nodes)
@@ -154,6 +154,7 @@ def _free_numbers(job: Job, found: Roster, count: int) -> Iterable[int]:
     return (number for number, _ in zip(free, range(count), strict=False))
 
 
-def _number(pod: PodSeen) -> int:
-    found = _NUMBER.search(pod.name)
+def number_of(name: str) -> int:
+    """The number in a standby's name, by which they have their turn."""
+    found = _NUMBER.search(name)
     return int(found[1]) if found else 0

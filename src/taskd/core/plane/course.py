@@ -257,6 +257,7 @@ def _order_recover(turn: Turn, choice: Choice) -> None:
     state, episode = turn.state, turn.episode
     ranks = named(state, episode)
     missing = not_replaced(state, episode, episode.leaving)
+    standbys = {pod: name for pod, name in episode.relief.items() if pod in missing}
     if choice.in_place:
         turn.edit(clear_at=turn.now + state.limits.clear_s)
         turn.send(
@@ -267,6 +268,7 @@ def _order_recover(turn: Turn, choice: Choice) -> None:
             change=Change.RECOVER,
             nodes=episode.in_place,
             extra=IN_PLACE_PARAMS,
+            standbys=standbys,
         )
     else:
         turn.send(
@@ -275,6 +277,7 @@ def _order_recover(turn: Turn, choice: Choice) -> None:
             faults=ranks,
             change=Change.RECOVER,
             nodes=missing,
+            standbys=standbys,
         )
     left_s = episode.asked_at + state.policy.reschedule_s - turn.now
     turn.enter(Phase.RECOVERING, max(left_s, 0.0) if missing else state.limits.report_s)

@@ -85,6 +85,7 @@ class PodSeen:
     standby_waits: str = ""
     """Why the standby does not run, as whoever should place or start it says."""
     node: str = ""
+    standby_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,10 @@ class Signal:
     timeout_s: int = 0
     nodes: tuple[int, ...] = ()
     extra: str = ""
+    standbys: Mapping[int, str] = field(default_factory=dict)
+    """The pods that take the places of others, by the rank of the pod; the operator is told the same."""
+    shunned: tuple[str, ...] = ()
+    """Standbys that are not to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,8 @@ class Episode:
     """Pods that nobody reaches: they cannot be asked to end, and must come back on another node."""
     avoid: tuple[str, ...] = ()
     """The nodes on which they were; also once they have gone, until the episode ends."""
+    relief: Mapping[int, str] = field(default_factory=dict)
+    """The standbys that were given the places of pods that leave."""
     in_place: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     offered: tuple[Change, ...] = ()
@@ -165,6 +172,10 @@ class JobState:
     left: Mapping[int, str] = field(default_factory=dict)
     """The UIDs of pods whose ranks went elsewhere while they were there: that they go then is no loss."""
     pods: Mapping[int, PodSeen] = field(default_factory=dict)
+    ready: tuple[str, ...] = ()
+    """The standbys that may take a place, in the order in which they do."""
+    unfit: tuple[str, ...] = ()
+    """The standbys that may not."""
     health: Health = Health.HEALTHY
     devices: Mapping[int, RankFault] = field(default_factory=dict)
     slow: Mapping[int, RankFault] = field(default_factory=dict)

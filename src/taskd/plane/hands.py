@@ -17,7 +17,7 @@ import structlog
 from taskd.core.acjob import names as acjob
 from taskd.core.acjob.job import mapping
 from taskd.core.plane.jobs import JobView, PodView
-from taskd.core.plane.requests import PREFIX, meant, requests
+from taskd.core.plane.requests import PREFIX, meant, requests, told_apart
 from taskd.core.plane.state import Ask, RecordIncident, SetAnnotation, SetLabel, Wish
 from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError
@@ -96,10 +96,10 @@ class ClusterHands:
         status = mapping(raw.get("status"))
         handled = mapping(status.get("handledRequests"))
         known = {str(each["id"]): each for each in _requests(status)} | self._asked.get(job.job_id, {})
-        known |= {str(each["id"]): each for each in made}
-        waiting = {key: each for key, each in known.items() if key not in handled}
+        asked = told_apart(made, known)
+        waiting = {key: each for key, each in (known | asked).items() if key not in handled}
         self._asked[job.job_id] = waiting
-        if not any(each["id"] in waiting for each in made):
+        if waiting.keys().isdisjoint(asked):
             return
         body = {
             "apiVersion": acjob.API_VERSION,

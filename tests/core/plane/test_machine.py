@@ -6,7 +6,7 @@ import pytest
 
 from taskd.core.faults.view import FaultKind, Health
 from taskd.core.plane.machine import next_look
-from taskd.core.plane.requests import requests
+from taskd.core.plane.requests import requests, told_apart
 from taskd.core.plane.resuming import kept, repeat, resumed
 from taskd.core.plane.state import (
     Ask,
@@ -409,6 +409,20 @@ def test_pods_out_of_reach_do_not_cost_the_others_their_time() -> None:
     found = requests(ask, views(4))
     assert [(["job-2"], False), (["job-1"], True)] == [(each["pods"], each["force"]) for each in found]
     assert [["node-1"], ["node-1"]] == [each["avoid"] for each in found]
+
+
+def test_another_pod_of_the_same_round_is_asked_for_under_another_name() -> None:
+    """The operator takes each name up once, and what waits for it must not be overwritten."""
+    play = Play.of("dump", size=4)
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StatusReported(0, "dump"))
+    play.devices(broken(17))
+    first, second = (each for each in play.effects if isinstance(each, Ask))
+    assert first.uuid == second.uuid
+    known = told_apart(requests(first, views(4)), {})
+    more = told_apart(requests(second, views(4)), known)
+    assert [["uid-1"], ["uid-2"]] == [each["uids"] for each in (known | more).values()]
+    assert known == told_apart(requests(first, views(4)), known | more), "asking twice is asking once"
 
 
 def test_a_restart_of_the_whole_job_avoids_nodes_that_were_out_of_reach() -> None:

@@ -8,6 +8,7 @@ such pods were, nothing of that restart is placed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any, Final
 
 from taskd.core.plane.jobs import PodView
@@ -38,6 +39,27 @@ def requests(ask: Ask, pods: Mapping[int, PodView]) -> list[dict[str, Any]]:
     if cut:
         made.append({"id": f"{name}{CUT}", "force": True, **_names(cut), **common})
     return made
+
+
+def told_apart(
+    made: Iterable[Mapping[str, Any]], known: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The requests by their names, each of which is taken up once.
+
+    What is asked for again keeps its name. Another pod of the same round gets another: under the name of the
+    first it would count as done, or the first would be forgotten.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for request in made:
+        names = (f"{request['id']}{f'-{number}' if number else ''}" for number in count())
+        name = next(name for name in names if name not in known or _covers(known[name], request))
+        pods = {key: known[name][key] for key in ("pods", "uids") if key in known.get(name, {})}
+        found[name] = {**request, **pods, "id": name}
+    return found
+
+
+def _covers(known: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    return set(request.get("uids") or ()) <= set(known.get("uids") or ())
 
 
 def meant(ask: Ask, pods: Mapping[int, PodView], rank: int) -> PodView | None:

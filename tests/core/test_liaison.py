@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskd.core.launch import NodePlace, Plan
 from taskd.core.liaison import (
     Advise,
     Deed,
@@ -20,6 +21,7 @@ from taskd.core.liaison import (
     ask,
     hear,
     lose_plane,
+    placed,
     settle,
     switched,
 )
@@ -184,6 +186,20 @@ def test_a_hot_switch_in_three_signals() -> None:
     assert ReportOutcome(0, "the ranks were moved", "migration") == play.deeds[2]
 
 
+def test_the_plane_may_say_which_standbys_take_over() -> None:
+    play = Play()
+    play.ask(*DEAD)
+    names = ((1, "j-standby-1"),)
+    play.hear(Signal("u1", "changeStrategy", (), DEAD, "recover", (1,), "", names, ("j-standby-0",)))
+    assert Advise("recover", (1,), (1,), names, ("j-standby-0",)) == play.deeds[-1]
+    switch = Play()
+    switch.hear(
+        Signal("u1", "hot-switch", ("hot switch",), DEAD),
+        Signal("u1", "hot-switch", ("new pod running",), standbys=names),
+    )
+    assert [MoveRanks((1,), "j-standby-1")] == switch.deeds
+
+
 def test_a_plane_that_is_started_again_in_a_hot_switch_hears_how_it_went() -> None:
     """It says again whatever it said last; the ranks are moved once, and it is answered each time."""
     play = Play()
@@ -269,3 +285,9 @@ def test_the_job_is_advised_only_about_what_it_asked(course: list[Signal | bool 
             talk, deeds = ask(talk, DEAD)
             is_open = True
             assert Stage.ASKED is talk.stage
+
+
+def test_places_that_standbys_have_are_told_by_their_pods() -> None:
+    places = (NodePlace("0", 0, 0, 2), NodePlace("standby-job-standby-1", 1, 2, 2))
+    assert ((1, "job-standby-1"),) == placed(Plan(3, 0, "10.0.0.1", 29500, places))
+    assert () == placed(None)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from taskd.core.acjob import names
 from taskd.core.hccl import VariableError
-from taskd.core.podplace import format_peers, parse_peers, read_pod
+from taskd.core.podplace import format_peers, is_host_of, parse_peers, read_pod, standby_node
 from tests.core.acjob.samples import env_of, make_job, make_pods, make_template
 
 PODS = {name: env_of(pod) for name, pod in make_pods(make_job(workers=2)).items()}
@@ -121,3 +121,18 @@ def test_how_long_a_pod_may_be_out_of_reach_can_be_said() -> None:
     for wrong in ("0.5", "-1", "soon", "nan"):
         with pytest.raises(VariableError, match="TASKD_REACH_S"):
             read_pod({**env, "TASKD_REACH_S": wrong}, "job-worker-1")
+
+
+@pytest.mark.parametrize(
+    ("host", "pod", "same"),
+    [
+        ("job-standby-0", "job-standby-0", True),
+        ("job-standby-0", "job-standby-01", False),
+        ("j" * 62, "j" * 62 + "-standby-0", True),
+        ("j" * 62, "j" * 70, False),
+    ],
+)
+def test_a_pod_is_known_by_its_host_name(host: str, pod: str, same: bool) -> None:
+    """A kubelet cuts a name that is too long, and what would then end badly."""
+    assert same == is_host_of(host, pod)
+    assert f"standby-{host}" == standby_node(f"{host}.acjob-pods")

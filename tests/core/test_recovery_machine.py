@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core import node as node_machine
-from taskd.core.jobstate import NodeAnnounced, SendOrder, SendWorkers, Ticked
+from taskd.core.jobstate import NodeAnnounced, Relief, SendOrder, SendWorkers, Ticked
 from taskd.core.launch import JobOptions, Plan, compute_places
 from taskd.core.messages import (
     Announce,
@@ -214,13 +214,52 @@ def test_those_who_stand_by_are_taken_in_the_order_of_their_names() -> None:
     play = keeping()
     play.announce("9")
     for name in ("standby-j-standby-10", "standby-j-standby-2"):
-        message = Announce(name, -1, "10.0.0.1", "host", 1, "boot", 1, 29500, spare=True)
-        play.step(NodeAnnounced(play.at(), play.now, f"{name}a", message))
+        stand_by(play, name)
     for lost in ("1", "2"):
         play.lost(lost)
 
     assert play.job.plan is not None
     assert ["0", "standby-j-standby-2", "standby-j-standby-10"] == [p.node for p in play.job.plan.places]
+
+
+def test_places_are_taken_as_the_control_plane_has_told_the_operator_too() -> None:
+    """One that it does not want used is passed over, and what it gave to one place is no other's."""
+    play = keeping()
+    for number in range(4):
+        stand_by(play, f"standby-j-standby-{number}")
+    first, second, third, fourth = (f"standby-j-standby-{number}" for number in range(4))
+    play.job = replace(play.job, relief=Relief({1: third, 2: second}, frozenset({first})))
+    for lost in ("1", "2"):
+        play.lost(lost)
+    assert play.job.plan is not None
+    assert ["0", third, second] == [place.node for place in play.job.plan.places]
+    play.lost(third)
+
+    assert play.job.plan is not None
+    assert ["0", fourth, second] == [place.node for place in play.job.plan.places]
+    for node in ("0", fourth, second):
+        stand(play, node, state=node == "0", step=5 if node == "0" else 0, store="h:1" if node == "0" else "")
+    for step in (-1, 5):
+        for node in ("0", fourth, second):
+            done = Progress(play.job.generation, play.rank(node), joined=True, step=step, ready=True)
+            play.report(node, done)
+    assert (JobPhase.RUNNING, Relief()) == (play.job.phase, play.job.relief)
+
+
+def test_a_standby_that_is_kept_for_nobody_is_not_waited_for() -> None:
+    """The one that was named has not come, or is lost: any other will do."""
+    play = keeping()
+    stand_by(play, "standby-j-standby-1")
+    play.job = replace(play.job, relief=Relief({1: "standby-j-standby-0"}))
+    play.lost("1")
+
+    assert play.job.plan is not None
+    assert "standby-j-standby-1" == play.job.plan.places[1].node
+
+
+def stand_by(play: Scene, name: str) -> None:
+    message = Announce(name, -1, "10.0.0.1", "host", 1, "boot", 1, 29500, spare=True)
+    play.step(NodeAnnounced(play.at(), play.now, f"{name}a", message))
 
 
 def test_a_node_that_comes_while_a_place_is_empty_gets_it() -> None:

@@ -66,6 +66,17 @@ def ask(play: Scene, *, rank: int = -1, node: int = -1) -> None:
     play.step(SwitchRequested(play.at(), play.now, rank, node))
 
 
+def test_a_node_that_somebody_names_takes_over() -> None:
+    """The operator has given the place to that one, whichever comes first by its name."""
+    play = training()
+    play.announce("another")
+    play.step(SwitchRequested(play.at(), play.now, -1, 1, "another"))
+    assert ["another"] == sent(play, Prepare)
+    play = training()
+    play.step(SwitchRequested(play.at(), play.now, -1, 1, "not there"))
+    assert [SPARE] == sent(play, Prepare)
+
+
 def prepared(play: Scene, target: str, rank: int) -> None:
     """The standby exists and is built."""
     view = WorkerView(rank, 0, NEW_PID, WorkerState.RUNNING)

@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import structlog
 
+from taskd.core.faults.isolating import Scope
 from taskd.core.faults.view import FaultKind, RankFault
-from taskd.core.jobstate import Consult, Event, Job, RecordIncident
-from taskd.core.messages import Progress, Standing, Trouble, WorkerOrder
+from taskd.core.jobstate import Consult, Event, Job, NodeAnnounced, NodeLost, RecordIncident
+from taskd.core.messages import Announce, Progress, Standing, Trouble, WorkerOrder
+from taskd.core.plane.jobs import StandbyView
 from taskd.core.status import JobPhase
-from taskd.links.plane import PlaneAddress
+from taskd.links.plane import PlaneAddress, connect_plane
 from taskd.manager.liaison import Liaison
 from taskd.testing.plane import MemoryCluster
 from tests.core.scenes import KILLED, Scene
@@ -145,3 +148,39 @@ async def test_what_the_job_did_while_there_was_no_plane_is_told_to_the_next_one
 
     assert JobPhase.RUNNING is manager.job.phase
     assert [1] == list(manager.scene.incidents)
+
+
+async def test_a_plane_hears_which_pods_have_the_places_of_others() -> None:
+    """What is no place is left out; a pod that has its own place by then is not asked for."""
+    cluster = MemoryCluster()
+    job = cluster.add_job(JOB, "recover", pods=3, ranks_per_pod=1)
+    placed = ((1, "job-standby-0"), (2, job.pods[2].name), (7, "?"))
+    async with plane_for(cluster) as plane:
+        async with connect_plane(PlaneAddress(f"127.0.0.1:{plane.port}", JOB), PATIENCE_S) as link:
+            await link.begin()
+            status = await link.report_outcome(0, "rank 1 was replaced", "recover", alone=True, placed=placed)
+        async with asyncio.timeout(PATIENCE_S):
+            while not cluster.asks:
+                await asyncio.sleep(0.01)
+
+    ((_, ask),) = cluster.asks
+    assert (0, (1,), {1: "job-standby-0"}) == (status.code, ask.pods, ask.standbys)
+
+
+async def test_the_manager_places_ranks_as_the_operator_is_told() -> None:
+    """One standby is on an isolated node: the plane gives the place to the other, and both sides hear it."""
+    cluster = MemoryCluster()
+    job = cluster.add_job(JOB, "recover", pods=3, ranks_per_pod=1)
+    standbys = (StandbyView("j-standby-0", "node-a"), StandbyView("j-standby-1", "node-b"))
+    cluster.put_job(replace(job, standbys=standbys))
+    cluster.isolated["node-a"] = Scope.NODE
+    async with plane_for(cluster) as plane, managed(plane.port, "recover") as manager:
+        for name in ("j-standby-0", "j-standby-1"):
+            message = Announce(f"standby-{name}", -1, "10.0.0.1", "host", 1, "boot", 1, 29500, spare=True)
+            manager.apply(NodeAnnounced(manager.scene.at(), manager.scene.now, name, message))
+        manager.apply(NodeLost(manager.scene.at(), manager.scene.now, "1", "1a", "it is gone"))
+        await manager.until(lambda: manager.job.phase is JobPhase.RECOVERING)
+
+    assert manager.job.plan is not None
+    assert "standby-j-standby-1" == manager.job.plan.places[1].node
+    assert [{1: "j-standby-1"}] == [ask.standbys for _, ask in cluster.asks if ask.wish == "replace"]

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,19 @@ from taskd.train.torch.checkpointer import dump
 from taskd.train.torch.checkpoints import agree, check_whole, choose, find_offers, load
 from taskd.train.torch.exchange import digest
 from taskd.train.torch.manifests import (
+    FORMAT,
     MANIFEST,
     CheckpointDamaged,
     CheckpointError,
+    FormatDiffers,
     Layout,
     LayoutDiffers,
     RankState,
     find_latest,
 )
+from taskd.train.torch.own import LENGTH
+from taskd.train.torch.rounds import prune
+from taskd.train.torch.saver import Saver
 from tests.train.checkpoint_states import ONE, Holder, hidden, read, save
 from tests.train.crew import run_crew
 
@@ -178,6 +184,62 @@ def test_a_failing_load_says_which_object_and_where(tmp_path: Path) -> None:
         load(tmp_path, {"holder": nn.Linear(2, 2)}, layout=ONE, rank=0)
 
     assert ["'holder'"] == [word for note in failure.value.__notes__ for word in note.split() if "'" in word]
+
+
+# --- another version ----------------------------------------------------------------------------------------
+
+
+def rewrite(path: Path, version: int) -> None:
+    """Make it one that another version wrote."""
+    body = json.loads((path / MANIFEST).read_text())
+    del body["seal"]
+    body["format"] = version
+    sealed = {**body, "seal": f"{zlib.crc32(json.dumps(body, sort_keys=True).encode()):08x}"}
+    (path / MANIFEST).write_text(json.dumps(sealed))
+
+
+@pytest.mark.parametrize(("version", "age"), [(1, "an older"), (FORMAT + 1, "a later")])
+def test_a_checkpoint_of_another_version_is_an_error_that_says_so(
+    tmp_path: Path, version: int, age: str
+) -> None:
+    """Not a fresh start, and nothing of it is read: what belongs to a rank is bytes that have a form."""
+    for step in (1, 2, 3):
+        rewrite(save(tmp_path, step, {"n": step}), version)
+    holder = Holder("untouched")
+
+    wanted = f"written by {age} version of TaskD: it has format {version}, and this version reads {FORMAT}"
+    with pytest.raises(FormatDiffers, match=wanted.replace("reads ", "reads format ")):
+        load(tmp_path, {"holder": holder}, layout=ONE, rank=0)
+    assert "untouched" == holder.state
+
+
+def test_one_of_this_version_is_taken_beside_those_of_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1, {"n": 1})
+    rewrite(save(tmp_path, 2, {"n": 2}), 1)
+
+    assert 1 == read(tmp_path)[1]["n"]
+    assert "step-00000002 was written by an older version" in caplog.text
+    prune(tmp_path, 2, 1)
+    assert [2, 1] == [step for step, _ in find_latest(tmp_path)], (
+        "what another version wrote is not ours to remove"
+    )
+
+
+def test_a_run_does_not_go_on_from_a_dump_of_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(save(tmp_path, 3, {"n": 1}), 1)
+    monkeypatch.setenv("TASKD_RESUME", str(tmp_path))
+
+    with pytest.raises(FormatDiffers, match="written by an older version of TaskD"):
+        Saver(0, 1).resume({"holder": Holder()}, ("all",))
+
+
+def test_another_form_of_what_belongs_to_a_rank_is_another_format() -> None:
+    """Whoever changes the form there changes the number here, or old files are read as nonsense."""
+    assert (2, "<4Q") == (FORMAT, LENGTH.format)
 
 
 # --- another shape -----------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def take_advice(job: Job, event: Advised) -> Outcome:
     within = WITHIN.get(event.strategy)
     if within is None:
         return answer_now(job, event.now, event.stamp, _worded(fault, f"{event.strategy} is not known here"))
-    job, leave = _leave_nodes(job, event, fault)
+    job, leave = _leave_nodes(replace(job, relief=event.relief), event, fault)
     condemned = _condemned(asked, event)
     job, effects = answer_now(job, event.now, event.stamp, fault, within=within, condemned=condemned)
     return job, (*leave, *effects)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from taskd.core.jobstate import Consult, Consulting, Effect, Fault, Job
+from taskd.core.jobstate import Consult, Consulting, Effect, Fault, Job, Relief
 from taskd.core.launch import DUMP, RECOVER, RECOVER_IN_PLACE, RETRY
 from taskd.core.recovery import propose
 from taskd.core.saving import can_save
@@ -53,7 +53,12 @@ def ask(job: Job, now: float, fault: Fault) -> Outcome:
     if before is not None and ranks == before.ranks:
         return replace(job, consulting=replace(before, faults=faults)), ()
     asked = Consulting(faults, ranks, before.since if before else now)
-    job = replace(job, consulting=asked, reason=f"{chief(faults).culprit.what}; the control plane is asked")
+    job = replace(
+        job,
+        consulting=asked,
+        relief=Relief(),
+        reason=f"{chief(faults).culprit.what}; the control plane is asked",
+    )
     return job, (Consult(tuple(sorted(ranks.items())), chief(faults).culprit.what, _cut_off(job, faults)),)
 
 

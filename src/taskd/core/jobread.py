@@ -86,21 +86,26 @@ def next_generation(job: Job) -> int:
     return 1 + max(job.generation, job.reserved)
 
 
-def find_spare(job: Job, place: NodePlace, taken: set[str]) -> Node | None:
+def find_spare(job: Job, place: NodePlace, taken: set[str], wanted: str = "") -> Node | None:
     """Find a node that nobody uses and that has room for the ranks of a place.
 
-    Those that stand by come first, in the order of their names: an operator that gives their pods the places
-    of lost ones goes by the same order, and nobody has to tell the other.
+    The one that a control plane has named to the operator too, if it is there. Else those that stand by come
+    first, in the order of their names: an operator that gives their pods the places of lost ones goes by the
+    same order, and nobody has to tell the other.
     """
+    wanted = wanted or job.relief.nodes.get(place.node_rank, "")
+    others = {key for rank, key in job.relief.nodes.items() if rank != place.node_rank} - {wanted}
     spares = [
         node
         for key, node in job.nodes.items()
         if node.usable
         and key not in taken
+        and key not in others
+        and key not in job.relief.shunned
         and is_quiet(node)
         and node.announce.local_world >= place.local_world
     ]
-    return min(spares, key=_turn, default=None)
+    return min(spares, key=lambda node: (node.key != wanted, *_turn(node)), default=None)
 
 
 def _turn(node: Node) -> tuple[bool, int, str, int]:

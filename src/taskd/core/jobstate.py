@@ -66,6 +66,14 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class Relief:
+    """Which spare nodes take which places, by node rank, and which take none, as an operator was told too."""
+
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    shunned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """The whole state of the recovery machine."""
 
@@ -93,6 +101,7 @@ class Job:
     switch: "Switch | None" = None
     plane_limit_s: float = 0.0  # how long a control plane may take to decide; 0: there is none
     consulting: "Consulting | None" = None
+    relief: Relief = Relief()
     parting: "Parting | None" = None
     absent: frozenset[str] = frozenset()  # nodes that were lost with an earlier manager's machine
     awaited: frozenset[str] = frozenset()  # nodes that were seen alive then, spare ones among them
@@ -251,6 +260,7 @@ class SwitchRequested:
     stamp: float
     rank: int = -1
     node_rank: int = -1
+    spare: str = ""  # the node that takes over, where somebody says which
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +305,7 @@ class Advised:
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     end_agents: bool = True
+    relief: Relief = Relief()
 
 
 @dataclass(frozen=True, slots=True)

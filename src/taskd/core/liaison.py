@@ -17,7 +17,8 @@ from enum import StrEnum
 
 from taskd.core.advice import GIVE_UP
 from taskd.core.consulting import FaultType
-from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY
+from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY, Plan
+from taskd.core.podplace import STANDBY_NODE
 
 OK, RETRY_FAILED, FAILED = 0, 405, 499
 MIGRATION = "migration"
@@ -55,6 +56,8 @@ class Signal:
     strategy: str = ""
     nodes: tuple[int, ...] = ()
     extra: str = ""
+    standbys: tuple[tuple[int, str], ...] = ()
+    shunned: tuple[str, ...] = ()
 
 
 class Stage(StrEnum):
@@ -139,6 +142,10 @@ class Advise:
     strategy: str
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
+    standbys: tuple[tuple[int, str], ...] = ()
+    """The pods that take the places of others, by the place; the operator was told the same."""
+    shunned: tuple[str, ...] = ()
+    """The standby pods that are not to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,8 @@ class MoveRanks:
     """Move the node of these ranks to the standby that runs now."""
 
     ranks: tuple[int, ...]
+    standby: str = ""
+    """That pod, where the plane says which it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +224,19 @@ def switched(talk: Talk, *, done: bool, why: str) -> Outcome:
 def lose_plane(talk: Talk) -> Talk:
     """The plane is gone. Ranks that are being moved go on moving, and the next plane asks about them."""
     return talk if talk.stage in (Stage.SWITCHING, Stage.SWITCHED) else talk.over()
+
+
+def placed(plan: Plan | None) -> tuple[tuple[int, str], ...]:
+    """Return the places that pods have which began as standbys, each with the pod's host name.
+
+    A plane that was away does not know that the pods which had them before have none any more.
+    """
+    places = plan.places if plan is not None else ()
+    return tuple(
+        (place.node_rank, place.node.removeprefix(STANDBY_NODE))
+        for place in places
+        if place.node.startswith(STANDBY_NODE)
+    )
 
 
 # --- the plane's side ------------------------------------------------------------------------------------
@@ -281,7 +303,7 @@ def _decide(talk: Talk, signal: Signal) -> Outcome:
     if strategy == RECOVER and signal.extra == RECOVER_IN_PLACE:
         strategy = RECOVER_IN_PLACE
     ranks = tuple(rank for rank, _ in signal.ranks or talk.ranks)
-    return told, (Advise(strategy, ranks, signal.nodes),)
+    return told, (Advise(strategy, ranks, signal.nodes, signal.standbys, signal.shunned),)
 
 
 def _switch(talk: Talk, signal: Signal) -> Outcome:
@@ -292,7 +314,8 @@ def _switch(talk: Talk, signal: Signal) -> Outcome:
     if talk.stage is not Stage.SWITCHING:
         return talk, (Ignore(f"{', '.join(signal.actions)}, and no switch is under way"),)
     if STANDBY_RUNS in signal.actions:
-        return talk, (MoveRanks(tuple(rank for rank, _ in talk.ranks)),)
+        standby = next((pod for _, pod in signal.standbys), "")
+        return talk, (MoveRanks(tuple(rank for rank, _ in talk.ranks), standby),)
     return talk.over(), (Ignore("the plane called the switch off"),)
 
 

@@ -29,6 +29,9 @@ SPARE: Final = "TASKD_SPARE_POD"
 REACH: Final = "TASKD_REACH_S"
 DEFAULT_REACH_S: Final = 1.5
 LEAST_REACH_S: Final = 1.0
+STANDBY_NODE: Final = "standby-"
+"""What the nodes of pods that began as standbys are called in a job, before the pod's host name."""
+_HOST_NAME: Final = 63
 _TYPE: Final = "REPLICA_TYPE"
 _IN_TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
 _RANGE: Final = re.compile(r"(.*)\[(\d{1,5})-(\d{1,5})\](.*)")
@@ -83,6 +86,21 @@ def read_pod(env: Mapping[str, str], hostname: str, *, counted: bool = False) ->
     spare = env.get(SPARE, "") == "1" or standing_by
     place = PodPlace(env.get(ADDRESS, "").strip(), hostname, peers, spare, _reach_s(env))
     return PodFacts(place, flags)
+
+
+def standby_node(host: str) -> str:
+    """How the node of a standby pod is called in its job."""
+    return f"{STANDBY_NODE}{host.partition('.')[0]}"
+
+
+def host_of(pod: str) -> str:
+    """The host name of a pod: a kubelet cuts names that are too long for one."""
+    return pod[:_HOST_NAME].rstrip("-.")
+
+
+def is_host_of(host: str, pod: str) -> bool:
+    """Tell whether that is the host name of a pod, or its name."""
+    return host in (pod, host_of(pod))
 
 
 def _reach_s(env: Mapping[str, str]) -> float:

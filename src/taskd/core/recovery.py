@@ -28,6 +28,7 @@ from taskd.core.jobstate import (
     RecordIncident,
     Recovering,
     Refuse,
+    Relief,
     SendOrder,
     SendWorkers,
 )
@@ -356,6 +357,7 @@ def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
         since=now,
         recovering=None,
         incident=None,
+        relief=Relief(),
     )
     if incident is None:
         return done, ()

@@ -110,7 +110,7 @@ def _find_places(job: Job, request: SwitchRequested) -> tuple[NodePlace, NodePla
         place = next((each for each in plan.places if each.node_rank == request.node_rank), None)
         if place is None:
             return f"there is no node {request.node_rank}; the nodes are 0 to {len(plan.places) - 1}"
-        spare = find_spare(job, place, {each.node for each in plan.places})
+        spare = find_spare(job, place, {each.node for each in plan.places}, request.spare)
         if spare is None:
             return (
                 f"there is no spare node for the {place.local_world} ranks of node {place.node_rank}; "

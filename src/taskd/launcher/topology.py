@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from taskd.core.launch import DEFAULT_MANAGER_PORT, LOCAL_HOST, LaunchSpec
 from taskd.core.podplace import ADDRESS as POD_ADDRESS
-from taskd.core.podplace import PodPlace
+from taskd.core.podplace import PodPlace, standby_node
 from taskd.kit.machine import is_port_free, reserve_port
 
 
@@ -114,7 +114,7 @@ def _in_pod(spec: LaunchSpec, pod: PodPlace) -> Topology:
     upstream = LOCAL_HOST if sidecar else spec.master_addr
     node = LocalNode(str(spec.node_rank), spec.node_rank, addr)
     if pod.spare:
-        node = LocalNode(f"standby-{pod.name.partition('.')[0]}", -1, addr, spare=True)
+        node = LocalNode(standby_node(pod.name), -1, addr, spare=True)
     standby = None if sidecar and not hosts else held or reserve_port(addr, 0)
     return Topology(hosts, addr if hosts else upstream, port, (node,), held, standby)
 

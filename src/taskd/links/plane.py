@@ -22,6 +22,9 @@ from taskd.wire.proto3 import ProtoError, decode, encode
 CALL_S = 5.0
 REFUSED = 403
 ROLE = "master"
+# Headers may have 8 KB in all; nobody has so many standbys at work.
+MOST_PLACED = 64
+MAX_DIGITS = 10
 
 Ranks = Sequence[tuple[int, str]]
 M = TypeVar("M")
@@ -98,12 +101,21 @@ class PlaneLink:
         return await self._report("ReportRecoverStrategy", request, uuid)
 
     async def report_outcome(
-        self, code: int, info: str, strategy: str, uuid: str = "", *, alone: bool = False
+        self,
+        code: int,
+        info: str,
+        strategy: str,
+        uuid: str = "",
+        *,
+        alone: bool = False,
+        placed: Sequence[tuple[int, str]] = (),
     ) -> recover.Status:
-        """Say how it went; ``alone``: what the job did without being told."""
+        """Say how it went; ``alone``: what the job did without being told, and who has which place now."""
         status = recover.Status(code, info)
         request = recover.RecoverStatusRequest(self._job_id, status, strategy)
         headers = {recover.ALONE_KEY: "1"} if alone else {}
+        if alone and placed:
+            headers[recover.PLACED_KEY] = ",".join(f"{rank}={host}" for rank, host in placed[:MOST_PLACED])
         return await self._report("ReportRecoverStatus", request, uuid, headers)
 
     async def _report(
@@ -156,6 +168,12 @@ def read_signal(message: recover.ProcessManageSignal) -> Signal:
         strategy=message.changeStrategy,
         nodes=tuple(int(each) for each in message.nodeRankIds if each.isdecimal()),
         extra=message.extraParams,
+        standbys=tuple(
+            (int(rank), pod)
+            for rank, _, pod in (each.partition("=") for each in message.standbys)
+            if rank.isdecimal() and len(rank) < MAX_DIGITS and pod
+        ),
+        shunned=message.shunned,
     )
 
 

@@ -16,9 +16,10 @@ from taskd.core import liaison as talks
 from taskd.core.consulting import FaultType, offers
 from taskd.core.exits import ExitCode
 from taskd.core.incidents import SWITCH, SWITCHED, Incident, is_over
-from taskd.core.jobstate import Advised, Consult, Event, Job, PlaneChanged, SwitchRequested, Warned
+from taskd.core.jobstate import Advised, Consult, Event, Job, PlaneChanged, Relief, SwitchRequested, Warned
 from taskd.core.launch import FaultKind
 from taskd.core.messages import WorkerOrder
+from taskd.core.podplace import host_of, standby_node
 from taskd.core.status import JobPhase
 from taskd.core.switching import why_not
 from taskd.kit.logs import Log
@@ -197,7 +198,7 @@ class Liaison:
                     self._hands.request_stop(deed.why, ExitCode.FAILED, save=True)
                 case talks.MoveRanks():
                     if not self._moving and self._hands.job.switch is None:
-                        self._begin(self._move(deed.ranks))
+                        self._begin(self._move(deed))
                 case talks.Ignore():
                     self._log.info("plane_refused", why=deed.why)
                 case _:
@@ -216,7 +217,11 @@ class Liaison:
     def _advice(self, deed: talks.Advise) -> Advised:
         stock = self._link is None or not self._link.ours
         now, stamp = time.monotonic(), time.time()
-        return Advised(now, stamp, deed.strategy, deed.ranks, deed.nodes, end_agents=stock)
+        relief = Relief(
+            {rank: standby_node(host_of(pod)) for rank, pod in deed.standbys},
+            frozenset(standby_node(host_of(pod)) for pod in deed.shunned),
+        )
+        return Advised(now, stamp, deed.strategy, deed.ranks, deed.nodes, end_agents=stock, relief=relief)
 
     def _warn(self, warning: talks.Warn) -> None:
         """Let the ranks whose memory is in doubt say so themselves; the machine hears of the others."""
@@ -247,25 +252,28 @@ class Liaison:
             broken = tuple((rank, FaultType.NORMAL.value) for rank in unable)
             self._hands.apply(Warned(time.monotonic(), time.time(), broken, what))
 
-    async def _move(self, ranks: tuple[int, ...]) -> None:
+    async def _move(self, deed: talks.MoveRanks) -> None:
         """Begin the move as soon as the standby has announced itself."""
         self._moving = True
         try:
-            why = await self._move_when_ready(ranks)
+            why = await self._move_when_ready(deed)
         finally:
             self._moving = False
         if why:
             self._do(*talks.switched(self._talk, done=False, why=why))
 
-    async def _move_when_ready(self, ranks: tuple[int, ...]) -> str:
+    async def _move_when_ready(self, deed: talks.MoveRanks) -> str:
         """Begin the move; returns why it could not be begun in time."""
         plan = self._hands.job.plan
-        places = {plan.place_of_rank(rank) for rank in ranks} if plan else set()
+        places = {plan.place_of_rank(rank) for rank in deed.ranks} if plan else set()
         place = next(iter(places)) if len(places) == 1 else None
         why = "its ranks are not all of one node"
         for _ in range(int(STANDBY_S / LOOK_S) if place is not None else 0):
             request = SwitchRequested(
-                time.monotonic(), time.time(), node_rank=place.node_rank if place else -1
+                time.monotonic(),
+                time.time(),
+                node_rank=place.node_rank if place else -1,
+                spare=standby_node(host_of(deed.standby)) if deed.standby else "",
             )
             why = why_not(self._hands.job, request)
             if not why:
@@ -324,8 +332,9 @@ class Liaison:
                 found = report.strategies or offers(self._hands.job)
                 return await link.report_offers(report.ranks, found, uuid)
             case talks.ReportOutcome():
+                placed = talks.placed(self._hands.job.plan) if report.alone else ()
                 return await link.report_outcome(
-                    report.code, report.info, report.strategy, uuid, alone=report.alone
+                    report.code, report.info, report.strategy, uuid, alone=report.alone, placed=placed
                 )
             case _:
                 raise AssertionError(f"{report} is no report")

@@ -13,6 +13,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 import msgspec
@@ -20,10 +21,10 @@ import structlog
 
 from taskd.core.faults.reading import Refused
 from taskd.core.faults.texts.reset import RankStatus, read_reset
-from taskd.core.plane.jobs import JobView, faults_here
+from taskd.core.plane.jobs import JobView, faults_here, ready_standbys
 from taskd.core.plane.machine import next_look, step
 from taskd.core.plane.names import ON, RECOVER_SWITCH, SignalType
-from taskd.core.plane.policy import Policy, read_policy, without_manager
+from taskd.core.plane.policy import Policy, SubHealth, read_policy, without_manager
 from taskd.core.plane.resuming import kept, repeat
 from taskd.core.plane.state import (
     Answer,
@@ -150,6 +151,7 @@ class Desk:
                 if self._stream is not None:
                     self._stream.queue.put_nowait(None)
                 self._stream = stream
+            self._look_at_standbys()
             moment = Moment(self._clock.now(), fresh_uuid())
             before = self.state.phase
             self.state, effects = step(self.state, event, moment)
@@ -158,6 +160,15 @@ class Desk:
             answer = await self._carry_out(effects)
             self._set_timer()
         return answer
+
+    def _look_at_standbys(self) -> None:
+        """See which standbys may take a place now: a node that breaks may have one of the job's pods too."""
+        ignores = self.state.policy.sub_health is SubHealth.IGNORE
+        nodes = {each.node for each in self.job.standbys}
+        isolated = self._centre.isolated(nodes, ignores_sub_health=ignores) if nodes else {}
+        ready, unfit = ready_standbys(self.job, isolated)
+        if (ready, unfit) != (self.state.ready, self.state.unfit):
+            self.state = replace(self.state, ready=ready, unfit=unfit)
 
     def feed_soon(self, event: Event) -> None:
         """Let something happen as soon as it can."""
@@ -285,4 +296,6 @@ def write_signal(job_id: str, signal: Signal) -> ProcessManageSignal:
         timeout=signal.timeout_s,
         nodeRankIds=tuple(map(str, signal.nodes)),
         extraParams=signal.extra,
+        standbys=tuple(f"{rank}={name}" for rank, name in signal.standbys.items()),
+        shunned=signal.shunned,
     )

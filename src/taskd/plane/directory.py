@@ -17,13 +17,15 @@ import structlog
 from taskd.core.acjob import conditions, names, validation
 from taskd.core.acjob import job as acjobs
 from taskd.core.acjob import status as statuses
-from taskd.core.acjob.devices import World, world
+from taskd.core.acjob.devices import World, requested, world
 from taskd.core.acjob.job import Job, Slot, mapping
+from taskd.core.acjob.relief import number_of
+from taskd.core.acjob.standbys import kind_of
 from taskd.core.acjob.volumes import left_alone
 from taskd.core.faults.texts import jobsummary
 from taskd.core.faults.texts.jobsummary import JobStatus
 from taskd.core.plane.faultlists import Shape
-from taskd.core.plane.jobs import JobView, PodView
+from taskd.core.plane.jobs import JobView, PodView, StandbyView
 from taskd.core.plane.policy import RECOVER_PATH
 from taskd.kube.objects import Json, Pod
 from taskd.plane.sights import JobReader
@@ -141,6 +143,7 @@ class Directory:
         known.view = replace(
             _bare(known),
             pods=_pods(known, self._sources.pods.owned_by(uid)),
+            standbys=_standbys(self._sources.pods.owned_by(uid)),
             status=known.status.value,
             rank_table=summary.get("hccl.json", ""),
             master_addr=summary.get("masterAddr", ""),
@@ -176,6 +179,7 @@ def _bare(known: _Known) -> JobView:
         pod_group=job.pod_group,
         framework=job.framework,
         suspended=job.suspend,
+        has_devices=requested(job.of_kind(kind_of(job)).template) is not None,
         # The operator mounts the switches wherever it may.
         mounts_trace=not left_alone(job) or all(_mounts(replicas.template) for replicas in job.replicas),
     )
@@ -219,8 +223,16 @@ def _pods(known: _Known, pods: Iterable[Pod]) -> dict[int, PodView]:
             standby_running=standby is not None and _runs(standby),
             failed=pod.status.phase == FAILED,
             standby_waits=_waits(standby) if standby is not None else "",
+            standby_name=standby.metadata.name if standby is not None else "",
         )
     return dict(sorted(found.items()))
+
+
+def _standbys(pods: Iterable[Pod]) -> tuple[StandbyView, ...]:
+    """The pods that are kept ready, as the operator counts them."""
+    ready = (pod for pod in pods if pod.metadata.annotations.get(names.POD_TYPE) == names.STANDBY)
+    found = [StandbyView(pod.metadata.name, pod.spec.node_name) for pod in ready if _runs(pod)]
+    return tuple(sorted(found, key=lambda each: number_of(each.name)))
 
 
 def _runs(pod: Pod) -> bool:

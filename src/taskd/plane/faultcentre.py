@@ -37,6 +37,7 @@ from taskd.core.faults.events import (
     TimePassed,
     together,
 )
+from taskd.core.faults.isolating import Scope, isolation
 from taskd.core.faults.public import Code, PublicRefused, PublicReport, read_public, read_public_config_map
 from taskd.core.faults.rate import Bucket, take
 from taskd.core.faults.restoring import settle_messages
@@ -122,6 +123,13 @@ class FaultCentre:
         """The view of a job; a healthy one where there is no such job."""
         job = self.state.jobs.get(job_id)
         return healthy(job_id) if job is None else job.view
+
+    def isolated(self, nodes: Iterable[str], *, ignores_sub_health: bool) -> dict[str, Scope]:
+        """Those of the nodes that are isolated now, and how."""
+        records = (self.state.nodes.get(name) for name in nodes)
+        known = (record for record in records if record is not None)
+        found = (isolation(record, ignores_sub_health=ignores_sub_health) for record in known)
+        return {each.node: each.scope for each in found if each is not None}
 
     def views(self) -> list[JobFaults]:
         """The views of all jobs, by id."""

@@ -17,6 +17,7 @@ import structlog
 from taskd.core.acjob import names as acjob
 from taskd.core.acjob.job import mapping
 from taskd.core.plane.jobs import JobView, PodView
+from taskd.core.plane.requests import PREFIX, meant, requests, told_apart
 from taskd.core.plane.state import Ask, RecordIncident, SetAnnotation, SetLabel, Wish
 from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError
@@ -26,7 +27,6 @@ from taskd.plane.isolating import Isolation
 from taskd.plane.names import MANAGER
 from taskd.plane.sources import Sources
 
-PREFIX: Final = "plane-"
 TOUCHED: Final = "taskd.io/reset-config"
 """On a pod: when its reset-config was last written in a hurry."""
 AT_ONCE: Final = 16
@@ -65,16 +65,12 @@ class ClusterHands:
 
     async def ask(self, job: JobView, ask: Ask) -> None:
         """Have the operator do something to pods."""
-        pods = [pod for rank in ask.pods if (pod := self._meant(job, ask, rank)) is not None]
+        pods = [pod for rank in ask.pods if (pod := meant(ask, job.pods, rank)) is not None]
         if self._isolation is not None and ask.wish in {Wish.REPLACE, Wish.RESTART_JOB, Wish.STANDBY}:
             await self._isolation.tell(job)
         match ask.wish:
-            case Wish.REPLACE:
-                if pods:
-                    which = {"pods": [pod.name for pod in pods], "uids": [pod.uid for pod in pods]}
-                    await self._request(job, ask, {**which, **_avoid(job, ask)})
-            case Wish.RESTART_JOB:
-                await self._request(job, ask, {"scope": "job"})
+            case Wish.REPLACE | Wish.RESTART_JOB:
+                await self._request(job, requests(ask, job.pods))
             case Wish.KEEP:
                 pass  # nobody replaces a pod that nobody has asked to be replaced
             case Wish.STANDBY:
@@ -87,15 +83,8 @@ class ClusterHands:
             case _:
                 assert_never(ask.wish)
 
-    def _meant(self, job: JobView, ask: Ask, rank: int) -> PodView | None:
-        """The pod that is meant; None if another one has its place by now."""
-        pod = job.pods.get(rank)
-        if pod is None or ask.origin.get(rank, pod.uid) != pod.uid:
-            return None
-        return pod
-
-    async def _request(self, job: JobView, ask: Ask, what: dict[str, Any]) -> None:
-        """Add a request to the job's status. Earlier ones stay until the operator has taken them up.
+    async def _request(self, job: JobView, made: list[dict[str, Any]]) -> None:
+        """Add requests to the job's status. Earlier ones stay until the operator has taken them up.
 
         The answer does not go into the cache: it is the operator's too, and what is in there already wakes
         nobody. So what was asked is remembered here until the cache shows it.
@@ -107,11 +96,10 @@ class ClusterHands:
         status = mapping(raw.get("status"))
         handled = mapping(status.get("handledRequests"))
         known = {str(each["id"]): each for each in _requests(status)} | self._asked.get(job.job_id, {})
-        name = f"{PREFIX}{ask.uuid}-{ask.wish}"
-        known[name] = {"id": name, "reason": ask.reason, "voluntary": True, "force": ask.force, **what}
-        waiting = {key: each for key, each in known.items() if key not in handled}
+        asked = told_apart(made, known)
+        waiting = {key: each for key, each in (known | asked).items() if key not in handled}
         self._asked[job.job_id] = waiting
-        if name not in waiting:
+        if waiting.keys().isdisjoint(asked):
             return
         body = {
             "apiVersion": acjob.API_VERSION,
@@ -202,9 +190,3 @@ def _requests(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The plane's own requests in a status."""
     listed = status.get("requests") or ()
     return [dict(each) for each in listed if str(mapping(each).get("id", "")).startswith(PREFIX)]
-
-
-def _avoid(job: JobView, ask: Ask) -> dict[str, Any]:
-    """Where the successors of pods that nobody reaches must not go."""
-    nodes = sorted({pod.node for rank in ask.cut if (pod := job.pods.get(rank)) is not None and pod.node})
-    return {"avoid": nodes} if nodes else {}

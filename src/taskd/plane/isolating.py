@@ -2,7 +2,8 @@
 
 The list is written before pods are asked for, with every node that is isolated then. From then on it only
 shrinks, when a fault is gone: what breaks later is told with the next request. So a node that fails costs no
-write for the jobs that have nothing to do with it.
+write for the jobs that have nothing to do with it. A job that keeps a pod ready there is told at once, so
+that the pod has moved by the time it is needed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from taskd.core.acjob.job import mapping
 from taskd.core.faults.isolating import Isolated, isolation
 from taskd.core.faults.state import State
 from taskd.core.plane.jobs import JobView
-from taskd.core.plane.policy import SubHealth, read_policy
+from taskd.core.plane.policy import Policy, SubHealth, read_policy
 from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError, KubeError, NotLeader
-from taskd.kube.objects import Json
+from taskd.kube.objects import Json, Pod
 from taskd.kube.resources import ASCENDJOB
 from taskd.plane.names import MANAGER
 from taskd.plane.sources import Sources
@@ -56,10 +57,15 @@ class Isolation:
         """What was written last, until the cache shows it."""
         self._told: dict[str, frozenset[str]] = {}
         """The nodes that jobs were told of, by UID; only jobs that were told of any."""
+        self._standbys: dict[str, tuple[str, str]] = {}
+        """The pods that are kept ready, by UID: job and node."""
         self._forget = nodes.listen_for_nodes(self._changed)
         sources.jobs.add_handler(self._job_changed)
+        sources.pods.add_handler(self._pod_changed)
         for raw in sources.jobs.store:  # what was released while nobody looked
             self._job_changed(None, None, raw)
+        for pod in sources.pods.store:
+            self._pod_changed(None, None, pod)
 
     def close(self) -> None:
         """Look no more."""
@@ -70,22 +76,50 @@ class Isolation:
     async def tell(self, job: JobView) -> None:
         """Write down all nodes that are isolated now, before pods of the job are asked for."""
         raw = self._sources.jobs.store.by_uid(job.job_id)
-        if raw is None:
-            return
-        policy = read_policy(job.labels, job.annotations)
-        ignores = policy.sub_health is SubHealth.IGNORE
+        if raw is not None:
+            await self._write(raw, self._all(raw, {pod.node for pod in job.pods.values()}))
+
+    def _all(self, raw: Json, mine: set[str]) -> list[dict[str, Any]]:
+        """What is isolated now; nodes of the job come first where there are too many."""
+        ignores = _policy(raw).sub_health is SubHealth.IGNORE
         records = self._nodes.state.nodes
         found = [isolation(records[name], ignores_sub_health=ignores) for name in sorted(records)]
-        mine = {pod.node for pod in job.pods.values()}
+        mine = mine | {node for job, node in self._standbys.values() if job == raw["metadata"]["uid"]}
         listed = sorted((each for each in found if each), key=lambda each: each.node not in mine)[:MOST]
-        await self._write(raw, [each.as_json() for each in sorted(listed, key=lambda each: each.node)])
+        return [each.as_json() for each in sorted(listed, key=lambda each: each.node)]
 
     def _changed(self, nodes: Iterable[str]) -> None:
-        """Look at the jobs that were told of one of these nodes."""
+        """Look at the jobs that were told of one of these nodes, or keep a pod ready there."""
         names = set(nodes)
         for uid, told in self._told.items():
             if told & names:
                 self._run(self._release(uid))
+        for uid in {job for job, node in self._standbys.values() if node in names}:
+            self._run(self._move_off(uid))
+
+    def _pod_changed(self, _change: object, old: Pod | None, new: Pod | None) -> None:
+        """Follow the pods that are kept ready."""
+        pod = new or old
+        if pod is None:
+            return
+        uid, job, node = pod.metadata.uid, pod.metadata.controller_uid, pod.spec.node_name
+        stands_by = pod.metadata.annotations.get(acjob.POD_TYPE) == acjob.STANDBY
+        if new is None or not stands_by or not node or pod.metadata.is_terminating:
+            self._standbys.pop(uid, None)
+        elif uid not in self._standbys:
+            self._standbys[uid] = job, node
+            self._run(self._move_off(job))
+
+    async def _move_off(self, uid: str) -> None:
+        """Tell a job that a node on which it keeps a pod ready is isolated, if it is."""
+
+        def all_isolated(raw: Json) -> list[dict[str, Any]] | None:
+            here = [{"name": node} for job, node in self._standbys.values() if job == uid]
+            if not _policy(raw).reschedules or not any(self._is_isolated(raw, entry) for entry in here):
+                return None
+            return self._all(raw, set())
+
+        await self._insist(uid, all_isolated)
 
     def _job_changed(self, _change: object, old: Json | None, new: Json | None) -> None:
         """See our own writes arrive; a fault may have gone before they did."""
@@ -105,11 +139,21 @@ class Isolation:
             self._run(self._release(uid))
 
     async def _release(self, uid: str) -> None:
-        """Take out what is over; a write that fails is tried until it is done or the job is gone."""
+        """Take out what is over."""
+
+        def still_isolated(raw: Json) -> list[dict[str, Any]]:
+            known = self._written.get(uid, _listed(raw))
+            return [entry for entry in known if self._is_isolated(raw, entry)]
+
+        await self._insist(uid, still_isolated)
+
+    async def _insist(self, uid: str, list_nodes: Callable[[Json], list[dict[str, Any]] | None]) -> None:
+        """Write a list, if there is one to write; it is tried until it is done or the job is gone."""
         while (raw := self._sources.jobs.store.by_uid(uid)) is not None:
             try:
-                known = self._written.get(uid, _listed(raw))
-                await self._write(raw, [entry for entry in known if self._is_isolated(raw, entry)])
+                listed = list_nodes(raw)
+                if listed is not None:
+                    await self._write(raw, listed)
             except NotLeader:
                 return
             except KubeError as error:
@@ -120,9 +164,7 @@ class Isolation:
 
     def _is_isolated(self, raw: Json, entry: Mapping[str, Any]) -> Isolated | None:
         record = self._nodes.state.nodes.get(str(entry.get("name")))
-        metadata = mapping(raw.get("metadata"))
-        policy = read_policy(mapping(metadata.get("labels")), mapping(metadata.get("annotations")))
-        ignores = policy.sub_health is SubHealth.IGNORE
+        ignores = _policy(raw).sub_health is SubHealth.IGNORE
         return isolation(record, ignores_sub_health=ignores) if record is not None else None
 
     async def _write(self, raw: Json, listed: list[dict[str, Any]]) -> None:
@@ -156,6 +198,11 @@ class Isolation:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _policy(raw: Json) -> Policy:
+    metadata = mapping(raw.get("metadata"))
+    return read_policy(mapping(metadata.get("labels")), mapping(metadata.get("annotations")))
 
 
 def _listed(raw: Json) -> list[dict[str, Any]]:

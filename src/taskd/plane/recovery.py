@@ -2,7 +2,8 @@
 
 A report is answered whatever is in it. The manager may send the uuid of the order that it answers beside the
 message (`taskd-uuid`), say that it can go back to an old pod (`taskd-keeps-old-pod`), and which pods nobody
-reaches (`taskd-cut-pods`); a manager written for the reference control plane does nothing of it and loses
+reaches (`taskd-cut-pods`), and which pods have the places of others after what it did without a plane
+(`taskd-placed-pods`); a manager written for the reference control plane does nothing of it and loses
 nothing but the exactness.
 """
 
@@ -27,6 +28,7 @@ from taskd.wire import recover as wire
 NOT_SUPPORTED = "is not supported by this control plane yet"
 MAX_STRATEGIES = 100
 MAX_PODS = 20_000
+MAX_DIGITS = 10
 
 
 class Recovery:
@@ -86,7 +88,7 @@ class Recovery:
         cut = tuple(
             int(part)
             for part in caller.metadata.get(wire.CUT_KEY, "").split(",")[:MAX_PODS]
-            if part.isdecimal()
+            if part.isdecimal() and len(part) < MAX_DIGITS
         )
         report = FaultsReported(_pairs(request.faultRanks), _uuid(caller), cut)
         return await self._report(request.jobId, report)
@@ -110,7 +112,8 @@ class Recovery:
         if request.status is None:
             return _no_status("ReportRecoverStatus", request.jobId)
         said = request.status.info if caller.metadata.get(wire.ALONE_KEY) == "1" else ""
-        report = StatusReported(request.status.code, request.strategy, _uuid(caller), said)
+        placed = _placed(caller.metadata.get(wire.PLACED_KEY, "")) if said else {}
+        report = StatusReported(request.status.code, request.strategy, _uuid(caller), said, placed)
         return await self._report(request.jobId, report)
 
     async def _report(self, job_id: str, report: Report) -> wire.Status:
@@ -191,3 +194,11 @@ def _uuid(caller: Caller) -> str:
 
 def _no_status(what: str, job_id: str) -> wire.Status:
     return wire.Status(Code.BAD_PARAMETER, f"jobId={job_id}, {what} has no status")
+
+
+def _placed(text: str) -> dict[int, str]:
+    """Which pod has which place, by its host name; what is no such pair is left out."""
+    pairs = (part.partition("=") for part in text.split(",")[:MAX_PODS])
+    return {
+        int(rank): host for rank, _, host in pairs if rank.isdecimal() and len(rank) < MAX_DIGITS and host
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from taskd.core.faults.isolating import Scope
 from taskd.core.faults.view import JobFaults
 from taskd.core.plane.jobs import JobView
 from taskd.core.plane.state import Ask, RecordIncident, SetAnnotation, SetLabel
@@ -39,6 +40,9 @@ class FaultCentre(Protocol):
 
     def view(self, job_id: str) -> JobFaults:
         """Return all faults of a job as they are now; a healthy view where there are none."""
+
+    def isolated(self, nodes: Iterable[str], *, ignores_sub_health: bool) -> Mapping[str, Scope]:
+        """Return those of the nodes that are isolated now, and how, for a job that minds slow ones or not."""
 
     def listen(self, listener: Callable[[JobFaults], None]) -> Forget:
         """Have a listener told each view that changed."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from taskd.core.acjob.names import RESET_CONFIG
+from taskd.core.faults.isolating import Scope
 from taskd.core.faults.view import Health, JobFaults, NodeFaults, RankFault
 from taskd.core.plane.faultlists import Shape
 from taskd.core.plane.jobs import JobView, PodView
@@ -25,6 +26,7 @@ class MemoryCluster:
         """Make an empty cluster."""
         self._jobs: dict[str, JobView] = {}
         self.faults: dict[str, JobFaults] = {}
+        self.isolated: dict[str, Scope] = {}
         self._job_listeners: list[Callable[[str], None]] = []
         self.fault_listeners: list[Callable[[JobFaults], None]] = []
         self.reset_listeners: list[Callable[[str, str, Mapping[str, str]], None]] = []
@@ -232,6 +234,10 @@ class MemoryFaults:
     def view(self, job_id: str) -> JobFaults:
         """Return the faults of a job."""
         return self._cluster.faults.get(job_id, JobFaults(job_id, Health.HEALTHY, (), ()))
+
+    def isolated(self, nodes: Iterable[str], *, ignores_sub_health: bool) -> Mapping[str, Scope]:  # noqa: ARG002
+        """Return those of the nodes that a test has isolated."""
+        return {node: self._cluster.isolated[node] for node in nodes if node in self._cluster.isolated}
 
     def listen(self, listener: Callable[[JobFaults], None]) -> Callable[[], None]:
         """Have a listener told of changed views."""

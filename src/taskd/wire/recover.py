@@ -21,6 +21,7 @@ UUID_KEY: Final = "taskd-uuid"
 KEEPS_OLD_KEY: Final = "taskd-keeps-old-pod"
 ALONE_KEY: Final = "taskd-alone"
 CUT_KEY: Final = "taskd-cut-pods"
+PLACED_KEY: Final = "taskd-placed-pods"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,9 @@ class ProcessManageSignal:
     timeout: Annotated[int, Tag(7)] = 0
     nodeRankIds: Annotated[tuple[str, ...], Tag(8)] = ()
     extraParams: Annotated[str, Tag(9)] = ""
+    # Ours, where the reference has no numbers: who takes which place (`1=pod`), and who takes none.
+    standbys: Annotated[tuple[str, ...], Tag(1001)] = ()
+    shunned: Annotated[tuple[str, ...], Tag(1002)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,49 @@ def test_standbys_take_places_in_the_order_of_ranks_and_numbers() -> None:
     assert 1 == play.status["restarts"]
 
 
+def test_a_standby_gets_the_place_that_its_ranks_have_already() -> None:
+    """Whoever asks knows what the manager did; what nobody has named follows the order of ranks and numbers.
+
+    The pods go one after the other, and another is lost meanwhile.
+    """
+    play = kept_ready(workers=3, count=3)
+    first, second, third = (f"test-job-standby-{number}" for number in range(3))
+    play.stuck = frozenset({"test-job-worker-1"})
+    request = {
+        "id": "r1",
+        "pods": ["test-job-worker-1", "test-job-worker-2"],
+        "reason": "fault",
+        "voluntary": True,
+        "standbys": {"2": second, "3": first},
+    }
+    play.raw["status"]["requests"] = [request]
+    play.reconcile()
+    assert Slot("Worker", 2) == place_of(play, first)
+    play.lose("test-job-worker-0")
+    play.reconcile()
+    play.now += 10
+    play.reconcile()
+    assert Slot("Worker", 0) == place_of(play, third), "the second one is spoken for"
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, second)
+
+
+def test_an_assigned_standby_that_is_gone_is_not_waited_for() -> None:
+    play = kept_ready(count=2)
+    play.lose(READY)
+    request = {
+        "id": "r1",
+        "pods": ["test-job-worker-1"],
+        "reason": "fault",
+        "voluntary": True,
+        "standbys": {"2": READY, "x": "?"},
+    }
+    play.raw["status"]["requests"] = [request]
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, "test-job-standby-1")
+
+
 def test_a_standby_with_a_place_that_is_lost_is_relieved_by_the_next() -> None:
     play = kept_ready()
     play.lose("test-job-worker-1")
@@ -249,6 +292,32 @@ def test_a_pod_out_of_reach_goes_by_force_and_comes_back_elsewhere() -> None:
     assert 1 == play.status["restarts"]
 
 
+@pytest.mark.parametrize("scope", ["pod", "job"])
+@pytest.mark.parametrize("together", [False, True], ids=["later", "at once"])
+def test_a_pod_out_of_reach_gets_no_time_where_a_gentle_request_came_before(
+    scope: str, together: bool
+) -> None:
+    """Nobody there can end it in order; its peers keep the time that they were given."""
+    play = Play(raw_job(workers=2)).start()
+    victim, before = "test-job-worker-1", play.pods["test-job-worker-1"].uid
+    play.stuck = frozenset(play.pods)
+    play.change(victim, node="node-7")
+    which: dict[str, Any] = {"scope": "job"} if scope == "job" else {"pods": [victim], "uids": [before]}
+    gentle = {"id": "r0", "reason": "fault", "voluntary": True, "force": False, **which}
+    if not together:
+        play.raw["status"]["requests"] = [gentle]
+        play.reconcile()
+        assert play.pods[victim].deleting, "it has its time"
+    ask(play, victim, "node-7")
+    play.raw["status"]["requests"] = [gentle, *play.raw["status"]["requests"]]
+    play.reconcile()
+    assert before != play.pods[victim].uid
+    assert 1 == play.status["restarts"], "it is one loss"
+    assert "node-7" == play.pods[victim].annotations[names.AVOIDS]
+    peers = [pod for name, pod in play.pods.items() if name != victim]
+    assert [scope == "job"] * 2 == [pod.deleting for pod in peers], "and nobody took the time from them"
+
+
 def test_a_pod_that_is_going_keeps_its_time_where_nobody_says_force() -> None:
     play = Play(raw_job(workers=2)).start()
     victim = "test-job-worker-1"
@@ -281,6 +350,82 @@ def test_a_standby_on_the_same_node_is_out_of_reach_too() -> None:
     play.reconcile()
     assert Slot("Worker", 1) == place_of(play, "test-job-worker-1")
     assert READY in play.deleted
+
+
+# ------------------------------------------------------------------------------ isolated nodes
+
+NPU = {"limits": {"huawei.com/Ascend910": 8}}
+
+
+def with_devices(raw: dict[str, Any]) -> dict[str, Any]:
+    for replicas in raw["spec"]["replicaSpecs"].values():
+        replicas["template"]["spec"]["containers"][0]["resources"] = NPU
+    return raw
+
+
+def isolate(play: Play, node: str, scope: str = "node") -> None:
+    play.raw["status"]["isolatedNodes"] = [{"name": node, "scope": scope}]
+
+
+def test_a_standby_on_an_isolated_node_gets_no_place_where_another_is_ready() -> None:
+    play = kept_ready(count=2)
+    play.change(READY, node="node-7")
+    isolate(play, "node-7")
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, "test-job-standby-1")
+    assert READY in play.deleted
+
+
+def test_a_standby_on_an_isolated_node_gets_no_place_where_a_new_pod_can_be_made() -> None:
+    """The lost pod was on the same node, as it is when the node itself breaks."""
+    play = kept_ready()
+    for name in (READY, "test-job-worker-1"):
+        play.change(name, node="node-7")
+    isolate(play, "node-7")
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert "node-7" == play.pods["test-job-worker-1"].annotations[names.AVOIDS]
+    assert READY in play.deleted
+
+
+def test_a_standby_is_moved_off_a_node_that_is_isolated() -> None:
+    """Before it is needed, with time to end, and at nobody's cost."""
+    play = kept_ready()
+    before = play.pods[READY].uid
+    play.change(READY, node="node-7")
+    isolate(play, "node-7")
+    play.reconcile()
+    (name,) = standbys(play)
+    assert ("node-7", "") == (play.pods[name].annotations[names.AVOIDS], play.pods[name].node)
+    assert before not in {pod.uid for pod in play.pods.values()}
+    assert (0, "Running") == (play.status["restarts"], play.state)
+
+
+def test_a_standby_beside_a_broken_device_stays_and_is_the_last_choice() -> None:
+    """Made anew it might land there again, and the device need not be its own."""
+    play = Play(with_devices(raw_job(workers=2, annotations={names.STANDBY_PODS: "2"}))).start()
+    play.run_all()
+    play.reconcile()
+    play.change(READY, node="node-7")
+    isolate(play, "node-7", "device")
+    play.reconcile()
+    assert [READY, "test-job-standby-1"] == standbys(play)
+    assert [] == play.deleted
+    play.lose("test-job-worker-1")
+    play.reconcile()
+    assert Slot("Worker", 1) == place_of(play, "test-job-standby-1")
+
+
+def test_a_switch_leaves_a_standby_on_an_isolated_node_alone() -> None:
+    play = kept_ready(count=2)
+    play.change(READY, node="node-7")
+    isolate(play, "node-7")
+    source = "test-job-worker-0"
+    marks = {names.HOT_SWITCH: "true", names.ASK_OPERATOR: "create"}
+    play.change(source, annotations={**play.pods[source].annotations, **marks})
+    play.reconcile()
+    assert "test-job-standby-1" == play.pods[source].annotations[names.BACKUP_NEW]
 
 
 def test_a_template_keeps_its_own_wishes_about_nodes() -> None:

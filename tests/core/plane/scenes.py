@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from taskd.core.faults.view import FaultKind, Health, RankFault
 from taskd.core.plane.faultlists import Shape
+from taskd.core.plane.jobs import PodView
 from taskd.core.plane.machine import next_look, step
 from taskd.core.plane.policy import Policy, Scheduling, SubHealth, read_policy
 from taskd.core.plane.state import (
@@ -38,11 +39,16 @@ def policy(strategies: str = "recover", **labels: str) -> Policy:
 
 
 def pods(count: int = 2, **uids: str) -> dict[int, PodSeen]:
-    found = {rank: PodSeen(f"job-{rank}", f"uid-{rank}") for rank in range(count)}
+    found = {rank: PodSeen(f"job-{rank}", f"uid-{rank}", node=f"node-{rank}") for rank in range(count)}
     for name, uid in uids.items():
         rank = int(name.removeprefix("p"))
         found[rank] = PodSeen(f"job-{rank}", uid)
     return found
+
+
+def views(count: int = 2) -> dict[int, PodView]:
+    """The same pods, as whoever asks the operator has them."""
+    return {rank: PodView(pod.name, pod.uid, pod.node) for rank, pod in pods(count).items()}
 
 
 def broken(rank: int, level: str = "RestartBusiness", kind: FaultKind = FaultKind.NORMAL) -> RankFault:
@@ -120,4 +126,4 @@ class Play:
         return [each for each in self.effects if isinstance(each, RecordIncident)][-1].outcome
 
 
-__all__ = ["START", "Play", "Scheduling", "SubHealth", "broken", "pods", "policy"]
+__all__ = ["START", "Play", "Scheduling", "SubHealth", "broken", "pods", "policy", "views"]

@@ -1,9 +1,12 @@
 """Rules of the machine that no transcript shows, because they are about time or about nobody answering."""
 
+from dataclasses import replace
+
 import pytest
 
 from taskd.core.faults.view import FaultKind, Health
 from taskd.core.plane.machine import next_look
+from taskd.core.plane.requests import requests, told_apart
 from taskd.core.plane.resuming import kept, repeat, resumed
 from taskd.core.plane.state import (
     Ask,
@@ -21,7 +24,7 @@ from taskd.core.plane.state import (
     Unsubscribed,
     WriteReset,
 )
-from tests.core.plane.scenes import START, Play, broken, pods
+from tests.core.plane.scenes import START, Play, broken, pods, views
 
 
 def asking() -> Play:
@@ -193,6 +196,41 @@ def test_what_a_job_did_by_itself_ends_the_episode() -> None:
     assert play.at(Phase.STOPPING)
 
 
+@pytest.mark.parametrize("under_way", [False, True], ids=["", "the plane died in the middle of it"])
+def test_a_plane_that_was_away_is_told_whose_ranks_are_elsewhere(under_way: bool) -> None:
+    """The operator learns it too: the old pod goes by force, the standby has its place, and none was lost."""
+    play = Play.of("recover", size=3)
+    if under_way:
+        play.feed(FaultsReported((("9", "1"),)))
+        play.feed(StopReported(0))
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen(pods(3)))
+    told = StatusReported(0, "recover", alone="ranks 8 to 15 went to a standby", placed={1: "job-standby-0"})
+    play.feed(told)
+    (ask,) = (each for each in play.last if isinstance(each, Ask))
+    (request,) = requests(ask, views(3))
+    assert (["job-1"], True, {"1": "job-standby-0"}) == tuple(
+        request[key] for key in ("pods", "force", "standbys")
+    )
+    assert play.at(Phase.INIT)
+    taken = {**pods(3), 1: PodSeen("job-standby-0", "standby")}
+    play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
+    play.feed(PodsSeen(taken))
+    assert play.at(Phase.INIT)
+    play.feed(told)
+    assert [] == [each for each in play.last if isinstance(each, Ask)], "the place is its own by now"
+    play.feed(PodsSeen({rank: pod for rank, pod in taken.items() if rank != 1}))
+    assert play.at(Phase.STOPPING), "the loss of the one that took over is a loss"
+
+
+def test_standbys_that_were_given_each_others_places_are_left_at_work() -> None:
+    """Both train, whatever their labels say."""
+    play = Play.of("recover", size=3)
+    play.feed(StatusReported(0, "recover", alone="two pods were lost", placed={1: "job-2", 2: "job-1"}))
+
+    assert ([], {}) == (play.asked, play.state.left)
+
+
 def test_a_new_pod_on_a_broken_device_is_a_new_fault() -> None:
     """The fault was answered for the old pod only."""
     play = Play.of("recover")
@@ -332,9 +370,91 @@ def test_a_pod_that_nobody_reaches_is_replaced_by_force_and_elsewhere(strategies
     play.feed(StopReported(0))
 
     (ask,) = (effect for effect in play.effects if isinstance(effect, Ask) and effect.wish == "replace")
-    assert ((1,), (1,), True) == (ask.pods, ask.cut, ask.force)
+    assert ((1,), (1,), ("node-1",)) == (ask.pods, ask.cut, ask.avoid)
+    (request,) = requests(ask, views(3))
+    assert (["job-1"], True, ["node-1"]) == tuple(request[key] for key in ("pods", "force", "avoid"))
     play.feed(StrategiesReported(("recover",)))
     assert (Phase.RECOVERING, (1,)) == (play.state.phase, play.signal.nodes)
+
+
+@pytest.mark.parametrize("before", ["asking", "recovering", "in place", "restarting"])
+def test_a_pod_out_of_reach_gets_no_time_although_it_was_dealt_with_gently_before(before: str) -> None:
+    """That somebody there would end it in order was believed before anybody knew that nobody is reached."""
+    play = Play.of("recover-in-place,recover" if before == "in place" else "recover", size=3)
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    if before in {"recovering", "restarting"}:
+        play.feed(StrategiesReported(("recover",)))
+    if before == "restarting":
+        play.wait()
+    gentle = [each for each in play.effects if isinstance(each, Ask) and each.wish != "keep"]
+    assert all(not request["force"] for ask in gentle for request in requests(ask, views(3)))
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+
+    (ask,) = (each for each in play.last if isinstance(each, Ask) and each.wish != "keep")
+    hard = [each for each in requests(ask, views(3)) if each["force"]]
+    assert [(["job-1"], ["uid-1"], ["node-1"])] == [
+        (each["pods"], each["uids"], each["avoid"]) for each in hard
+    ]
+    earlier = {request["id"] for ask in gentle for request in requests(ask, views(3))}
+    assert hard[0]["id"] not in earlier, "the operator takes up each id once"
+
+
+def test_pods_out_of_reach_do_not_cost_the_others_their_time() -> None:
+    play = Play.of("recover", size=4)
+    play.feed(FaultsReported((("9", "1"), ("17", "1")), cut=(1,)))
+    play.feed(StopReported(0))
+
+    (ask,) = (effect for effect in play.effects if isinstance(effect, Ask))
+    found = requests(ask, views(4))
+    assert [(["job-2"], False), (["job-1"], True)] == [(each["pods"], each["force"]) for each in found]
+    assert [["node-1"], ["node-1"]] == [each["avoid"] for each in found]
+
+
+def test_another_pod_of_the_same_round_is_asked_for_under_another_name() -> None:
+    """The operator takes each name up once, and what waits for it must not be overwritten."""
+    play = Play.of("dump", size=4)
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StatusReported(0, "dump"))
+    play.devices(broken(17))
+    first, second = (each for each in play.effects if isinstance(each, Ask))
+    assert first.uuid == second.uuid
+    known = told_apart(requests(first, views(4)), {})
+    more = told_apart(requests(second, views(4)), known)
+    assert [["uid-1"], ["uid-2"]] == [each["uids"] for each in (known | more).values()]
+    assert known == told_apart(requests(first, views(4)), known | more), "asking twice is asking once"
+
+
+def test_a_restart_of_the_whole_job_avoids_nodes_that_were_out_of_reach() -> None:
+    """Those that nobody reaches get no time to end, the others do; the new pods go elsewhere."""
+    play = Play.of("recover", size=3)
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+    play.wait()
+
+    assert play.at(Phase.RESTARTING)
+    (ask,) = (each for each in play.last if isinstance(each, Ask))
+    whole, cut = requests(ask, views(3))
+    assert ("job", False, ["node-1"]) == (whole["scope"], whole["force"], whole["avoid"])
+    assert (["job-1"], True, ["node-1"]) == (cut["pods"], cut["force"], cut["avoid"])
+    again = [each for each in repeat(play.state, play.now) if isinstance(each, Ask)]
+    assert [ask] == [replace(each, reason=ask.reason) for each in again]
+
+
+def test_a_node_stays_avoided_when_the_pod_that_was_there_is_another_one() -> None:
+    """The new pod is reached, so it has its time like the others; the old one's node is no better for it."""
+    play = Play.of("recover", size=3)
+    play.feed(FaultsReported((("9", "1"),), cut=(1,)))
+    play.feed(StopReported(0))
+    play.feed(StrategiesReported(("recover",)))
+    play.feed(PodsSeen({**pods(3), 1: PodSeen("job-1", "new", node="node-9")}))
+    play.wait()
+
+    assert play.at(Phase.RESTARTING)
+    (ask,) = (each for each in play.last if isinstance(each, Ask))
+    (whole,) = requests(ask, views(3))
+    assert ("job", ["node-1"]) == (whole["scope"], whole["avoid"])
 
 
 def test_a_standby_that_has_taken_over_needs_no_new_pod() -> None:

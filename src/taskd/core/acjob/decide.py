@@ -84,12 +84,16 @@ class _Course:
         self.requests = restarts.requests_of(seen.raw)
         known = {str(request.get("id")) for request in self.requests}
         handled = {name: answer for name, answer in status.handled.items() if name in known}
-        handled = dict.fromkeys(restarts.idle(self.found, self.requests), status.restarts) | handled
+        free = [
+            *restarts.idle(self.found, self.requests),
+            *restarts.joining(self.found, replace(status, handled=handled), self.requests),
+        ]
+        self._joined = not handled.keys() >= set(free)
         self.status = replace(
             status,
             strategy=",".join(job.strategies()),
             refusal=recoveryenv.refused(job),
-            handled=handled,
+            handled=dict.fromkeys(free, status.restarts) | handled,
             leader_ip=status.leader_ip or (seen.service.ip if seen.service else ""),
         )
         missed = restarts.missed(job, self.found, self.status, seen.departed, now)
@@ -137,6 +141,9 @@ class _Course:
                 decision = self._restart(verdict)
             case None:
                 decision = self._go_on()
+        if self._joined and decision.actions:
+            # What they name may be another pod once this is done; they shall not be taken up for that one.
+            decision = replace(decision, status_first=True)
         decision = _awake(decision, self._overdue(decision.status)[1])
         # Asked of the new status: the time runs from this very decision on where it lets the job begin.
         return _awake(decision, deadline_at(self.job, decision.status))
@@ -244,7 +251,7 @@ class _Course:
         status = self.status
         actions = self._removals(status)
         leaving = {action.uid for action in actions if isinstance(action, DeletePod)}
-        ready = relief.running(self.found, status, self._out_of_reach(status))
+        ready = relief.running(self.found, status, self._unfit(status))
         moves = switching.moves(self.found, status.restarts, ready)
         actions += tuple(move for move in moves if _about(move) not in leaving)
         empty, waits_until = self.found.empty, None
@@ -269,14 +276,16 @@ class _Course:
         made = CreatePods | CreateStandbys | CreateBackup
         return tuple(replace(each, avoid=avoid) if isinstance(each, made) else each for each in actions)
 
-    def _out_of_reach(self, status: Status) -> frozenset[str]:
-        """The nodes on which a pod that is kept ready is of no use."""
+    def _unfit(self, status: Status) -> relief.Unfit:
+        """The nodes on which a pod that is kept ready is of little use."""
         cut = restarts.out_of_reach(status, self.requests, self.now)
-        return self.seen.nodes.gone | self.seen.nodes.unreachable | cut
+        unreached = self.seen.nodes.gone | self.seen.nodes.unreachable | cut
+        return relief.unfit(self.job, self._avoided(status), unreached)
 
     def _fill(self, slots: Sequence[Slot], status: Status) -> tuple[Action, ...]:
         """Have these places filled: by pods that are kept ready as far as there are any."""
-        chosen = relief.choose(self.found, slots, status, self._out_of_reach(status))
+        assigned = restarts.assigned(self.job, self.found, status, self.requests)
+        chosen = relief.choose(self.found, slots, status, self._unfit(status), assigned)
         rest = tuple(slot for slot in slots if slot not in chosen)
         made = (CreatePods(rest, status.restarts),) if rest else ()
         return (*relief.assign(chosen, status.restarts), *made)
@@ -286,7 +295,7 @@ class _Course:
         if any(isinstance(action, AssignStandby) for action in actions):
             return (), None
         whole = not self.found.idle()
-        return relief.upkeep(self.job, self.found, status, self.now, self._out_of_reach(status), whole=whole)
+        return relief.upkeep(self.job, self.found, status, self.now, self._unfit(status), whole=whole)
 
     def _held_up(self) -> bool:
         """Whether what was refused is something that the job needs now; other refusals are Events.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from taskd.core.acjob import avoiding, backoff, faults, names, recoveryenv
+from taskd.core.acjob import avoiding, backoff, devices, faults, names, recoveryenv
 from taskd.core.acjob.avoiding import Avoided
 from taskd.core.acjob.job import WORKER, Job, Json, Slot, mapping
 from taskd.core.acjob.pods import shape
@@ -170,29 +170,25 @@ def doomed(
 ) -> list[tuple[PodSeen, int | None]]:
     """The pods that the restart under way still has to remove, each with its grace period.
 
-    A request may say for its own pods whether they have time to end; else the job's label says so. Also those
-    that wait for a node and are kept off some that may be used by now.
+    A request may say for its own pods whether they have time to end; else the job's label says so. Where
+    several say something else of one pod, it has none: one of them may know that nobody reaches it. Also
+    those that wait for a node and are kept off some that may be used by now.
     """
-    old = _old(found, status)
+    old = {pod.uid for pod in _old(found, status)}
     named = _named(status, requests)
-    whole = {each.get("force") for each in _answered(status, requests) if each.get("scope") == "job"}
-    hard = _is_hard(whole, force=force)
-    removals: list[tuple[PodSeen, int | None]] = [(pod, 0) for pod in old if nodes.took(pod)]
-    removals += [
-        (pod, 0 if hard else None)
-        for pod in old
-        if not nodes.took(pod) and not pod.deleting and (pod.failed or status.whole_job)
-    ]
-    chosen = {pod.uid for pod, _ in removals}
-    removals += [
-        (pod, 0 if no_time else None)
-        for pod in found.regular.values()
-        if pod.uid not in chosen
-        and pod.name in named
-        and named[pod.name].means(pod)
-        # Without time also where somebody asked it to go before: nobody there may be able to confirm it.
-        and ((no_time := _is_hard(named[pod.name].force, force=force)) or not pod.deleting)
-    ]
+    whole = [each.get("force") for each in _answered(status, requests) if each.get("scope") == "job"]
+    removals: list[tuple[PodSeen, int | None]] = []
+    for pod in found.regular.values():
+        wish = named.get(pod.name)
+        asked = wish.force if wish is not None and wish.means(pod) else None
+        goes = pod.uid in old and (pod.failed or status.whole_job)
+        if pod.uid in old and nodes.took(pod):
+            removals.append((pod, 0))
+        elif asked is not None or goes:
+            hard = _is_hard([*(asked or ()), *(whole if goes else ())], force=force)
+            # Without time also where somebody asked it to go before: nobody there may be able to confirm it.
+            if not pod.deleting or (asked is not None and hard):
+                removals.append((pod, 0 if hard else None))
     removals += [(pod, 0) for pod in _placeable(found) if avoiding.in_vain(pod, avoided)]
     return removals
 
@@ -219,6 +215,29 @@ def out_of_reach(status: Status, requests: Sequence[Json], now: float) -> frozen
     if _believed_until(status) <= now:
         return frozenset()
     return frozenset(str(node) for each in _answered(status, requests) for node in each.get("avoid") or ())
+
+
+def assigned(job: Job, found: Roster, status: Status, requests: Sequence[Json]) -> dict[Slot, str]:
+    """The standbys that requests give to places, as far as those are not filled anew.
+
+    Those of all restarts since the job last ran whole: a pod may take its time to go, and another be lost.
+    """
+    listed: dict[str, tuple[int, str]] = {}
+    for request in requests:
+        answer = status.handled.get(str(request.get("id")), -1)
+        if status.restarts - status.row < answer <= status.restarts:
+            given = mapping(request.get("standbys"))
+            listed |= {rank: (answer, str(pod)) for rank, pod in given.items()}
+    if not listed:
+        return {}
+    ranks = devices.world(job)
+    places = {slot: listed[rank] for slot in job.slots() if (rank := str(ranks.node_rank(slot))) in listed}
+    filled = found.regular
+    return {
+        slot: pod
+        for slot, (answer, pod) in places.items()
+        if slot not in filled or filled[slot].version < answer
+    }
 
 
 def avoids_until(found: Roster, status: Status, now: float) -> float | None:
@@ -363,7 +382,7 @@ def _asked(job: Job, found: Roster, status: Status, requests: Sequence[Json], no
     if not fresh:
         return None  # those that name nobody are among the handled ones already, see `idle`
     whole_job = any(request.get("scope") == "job" for request in fresh)
-    reasons = "; ".join(str(request.get("reason") or request["id"]) for request in fresh)
+    reasons = "; ".join(dict.fromkeys(str(request.get("reason") or request["id"]) for request in fresh))
     pods = [str(pod) for request in fresh for pod in request.get("pods") or ()]
     fault = {"type": REQUESTED, "summary": reasons, "time": now}
     nodes = {job.pod_name(slot): pod.node for slot, pod in found.regular.items()}
@@ -387,6 +406,24 @@ def idle(found: Roster, requests: Sequence[Json]) -> Iterator[str]:
         uids = request.get("uids") or ()
         nobody = there.isdisjoint(request.get("pods") or ()) or (uids and alive.isdisjoint(uids))
         if request.get("id") and request.get("scope") != "job" and nobody:
+            yield str(request["id"])
+
+
+def joining(found: Roster, status: Status, requests: Sequence[Json]) -> Iterator[str]:
+    """Requests for pods that the restart under way removes already: they may say how, and cost no other."""
+    if status.stable:
+        return
+    named = _named(status, requests)
+    going = {
+        pod.uid
+        for pod in _old(found, status)
+        if status.whole_job or (pod.name in named and named[pod.name].means(pod))
+    }
+    for request in requests:
+        wanted, uids = request.get("pods") or (), request.get("uids") or ()
+        meant = {pod.uid for pod in found.regular.values() if pod.name in wanted}
+        meant = meant.intersection(uids) if uids else meant
+        if request.get("id") and request.get("scope") != "job" and meant and meant <= going:
             yield str(request["id"])
 
 

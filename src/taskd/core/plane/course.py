@@ -125,7 +125,8 @@ def _next_round(turn: Turn, why: str) -> bool:
 
 
 def _take_in(turn: Turn, faults: Mapping[int, FaultKind]) -> None:
-    """Add faults. A pod that was replaced and is faulty again counts as old from now on."""
+    """Add faults. A pod that was replaced and is faulty again counts as old from now on, and as reached."""
+    turn.edit(cut=not_replaced(turn.state, turn.episode, turn.episode.cut))
     origin = dict(turn.episode.origin)
     for pod in turn.state.shape.pods_of(faults):
         seen = turn.state.pods.get(pod)
@@ -256,6 +257,7 @@ def _order_recover(turn: Turn, choice: Choice) -> None:
     state, episode = turn.state, turn.episode
     ranks = named(state, episode)
     missing = not_replaced(state, episode, episode.leaving)
+    standbys = {pod: name for pod, name in episode.relief.items() if pod in missing}
     if choice.in_place:
         turn.edit(clear_at=turn.now + state.limits.clear_s)
         turn.send(
@@ -266,6 +268,7 @@ def _order_recover(turn: Turn, choice: Choice) -> None:
             change=Change.RECOVER,
             nodes=episode.in_place,
             extra=IN_PLACE_PARAMS,
+            standbys=standbys,
         )
     else:
         turn.send(
@@ -274,6 +277,7 @@ def _order_recover(turn: Turn, choice: Choice) -> None:
             faults=ranks,
             change=Change.RECOVER,
             nodes=missing,
+            standbys=standbys,
         )
     left_s = episode.asked_at + state.policy.reschedule_s - turn.now
     turn.enter(Phase.RECOVERING, max(left_s, 0.0) if missing else state.limits.report_s)

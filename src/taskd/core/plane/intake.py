@@ -16,7 +16,7 @@ from taskd.core.plane.faultlists import acting, as_normal, describe, merge, retr
 from taskd.core.plane.names import Strategy
 from taskd.core.plane.resetconfig import ResetKind
 from taskd.core.plane.state import SWITCHING, DevicesSeen, JobState, Phase, PodsSeen, Wish
-from taskd.core.plane.turn import Turn, named, replaced
+from taskd.core.plane.turn import Turn, named, not_replaced, replaced
 
 _PODS_GO = frozenset({Phase.RESCHEDULING, Phase.RESTARTING, Phase.PARTING, Phase.MIGRATING, Phase.ENDED})
 """In these phases pods go because they were asked to."""
@@ -24,9 +24,36 @@ _PODS_GO = frozenset({Phase.RESCHEDULING, Phase.RESTARTING, Phase.PARTING, Phase
 
 def take_cut(turn: Turn, cut: tuple[int, ...]) -> None:
     """Note which pods nobody reaches, if anything is under way; ranks of theirs were taken in before."""
-    known = tuple(pod for pod in cut if pod in turn.state.pods)
-    if known and turn.state.episode is not None:
-        turn.edit(cut=tuple(sorted({*turn.episode.cut, *known})))
+    known = {pod: turn.state.pods[pod].node for pod in cut if pod in turn.state.pods}
+    if not known or turn.state.episode is None:
+        return
+    fresh = tuple(sorted(known.keys() - set(turn.episode.cut)))
+    nodes = {node for node in known.values() if node}
+    turn.edit(
+        cut=tuple(sorted({*turn.episode.cut, *known})),
+        avoid=tuple(sorted({*turn.episode.avoid, *nodes})),
+    )
+    if fresh:
+        _hasten(turn, fresh)
+
+
+def _hasten(turn: Turn, cut: tuple[int, ...]) -> None:
+    """Have pods replaced by force that were to go on where they are, or were given time to end."""
+    phase, episode = turn.state.phase, turn.episode
+    pods = ", ".join(map(str, cut))
+    why = f"pod {pods} is out of reach"
+    if phase is Phase.HEALING:
+        course.heal(turn, late=False)
+    elif phase is Phase.ASKING and set(cut) & set(episode.in_place):
+        course.ask_again(turn, why)
+    elif phase in {Phase.ASKING, Phase.RECOVERING}:
+        leaving = tuple(pod for pod in cut if pod in episode.leaving)
+        turn.ask(Wish.REPLACE, not_replaced(turn.state, episode, leaving), why)
+    elif phase in {Phase.DUMPING, Phase.RESCHEDULING}:
+        turn.edit(leaving=tuple(sorted({*episode.leaving, *cut})))
+        turn.ask(Wish.REPLACE, not_replaced(turn.state, episode, cut), why)
+    elif phase is Phase.RESTARTING:
+        turn.ask(Wish.RESTART_JOB, (), why)
 
 
 def take_faults(turn: Turn, faults: dict[int, FaultKind], what: str, devices: tuple[int, ...] = ()) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taskd.core.faults.isolating import Scope
 from taskd.core.faults.view import JobFaults, RankFault
 from taskd.core.plane.faultlists import Shape
 from taskd.core.plane.state import PodSeen
@@ -22,6 +23,15 @@ class PodView:
     standby_running: bool = False
     failed: bool = False
     standby_waits: str = ""
+    standby_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyView:
+    """A pod that is kept ready beside a job and runs."""
+
+    name: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,10 @@ class JobView:
     custom_id: str = ""
     mounts_trace: bool = False
     """Every pod has the profiling switches as a file."""
+    standbys: tuple[StandbyView, ...] = ()
+    """In the order of their numbers."""
+    has_devices: bool = True
+    """Its pods ask for devices, so that a device plugin keeps broken ones from them."""
 
     @property
     def ending(self) -> bool:
@@ -68,9 +82,23 @@ class JobView:
                 pod.standby_running,
                 pod.failed,
                 pod.standby_waits,
+                pod.node,
+                pod.standby_name,
             )
             for rank, pod in sorted(self.pods.items())
         }
+
+
+def ready_standbys(job: JobView, isolated: Mapping[str, Scope]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The standbys that may take a place, in the order in which they do, and those that may not.
+
+    The operator has the same order and the same rule (`core.acjob.relief`), from what its status says.
+    """
+    closed = {node for node, scope in isolated.items() if scope is Scope.NODE or not job.has_devices}
+    ready = [each for each in job.standbys if each.node not in closed]
+    ready.sort(key=lambda each: each.node in isolated)
+    unfit = (each.name for each in job.standbys if each.node in closed)
+    return tuple(each.name for each in ready), tuple(unfit)
 
 
 def faults_here(job: JobView, faults: JobFaults) -> tuple[RankFault, ...]:

@@ -14,8 +14,17 @@ from taskd.core.plane.faultlists import as_normal
 from taskd.core.plane.names import EXIT_PARAMS, Change, Code, RecoverStatus
 from taskd.core.plane.resetconfig import ResetKind
 from taskd.core.plane.resorts import RECOVERING, all_leave
-from taskd.core.plane.state import Phase, RecordIncident, SetAnnotation, StatusReported
+from taskd.core.plane.state import (
+    Ask,
+    JobState,
+    Phase,
+    RecordIncident,
+    SetAnnotation,
+    StatusReported,
+    Wish,
+)
 from taskd.core.plane.turn import Turn, named, not_replaced, union
+from taskd.core.podplace import is_host_of
 
 _ANSWERED: Final = frozenset(
     {
@@ -68,18 +77,41 @@ def answered_alone(turn: Turn, report: StatusReported) -> bool:
     """Tell people what a job did while no plane was there; tells whether that ends what is under way.
 
     A plane that was started again in the middle of an episode would otherwise have ranks replaced that were
-    replaced already. A device that is still broken, and a pod that is to be replaced, stay its business.
+    replaced already. A device that is still broken, and a pod that is to be replaced, stay its business. So
+    does a pod whose ranks went to a standby: the operator does not know of it, and that it goes is no loss.
     """
     state, episode = turn.state, turn.state.episode
     ended = "recovered" if report.code == Code.OK else "failed"
-    turn.do(RecordIncident(turn.name(), turn.now, report.alone, report.strategy, ended, ""))
+    uuid = turn.name()
+    turn.do(RecordIncident(uuid, turn.now, report.alone, report.strategy, ended, ""))
+    gone = _left_behind(state, report)
+    if gone:
+        turn.change(left={**state.left, **gone})
+        pods = tuple(gone)
+        why = f"pod {', '.join(map(str, pods))} has no ranks any more: {report.alone}"
+        # Its agent was given up, so nobody may be there to end it in order.
+        standbys = {pod: report.placed[pod] for pod in pods}
+        turn.do(Ask(uuid, Wish.REPLACE, pods, why, origin=gone, cut=pods, standbys=standbys))
+    shape = state.shape
     return (
         report.code == Code.OK
         and episode is not None
         and state.phase in _ANSWERED
-        and not any(rank in state.devices for rank in episode.faults)
-        and not not_replaced(state, episode, episode.leaving)
+        and not any(rank in state.devices for rank in episode.faults if shape.pod_of(rank) not in gone)
+        and not set(not_replaced(state, episode, episode.leaving)) - gone.keys()
     )
+
+
+def _left_behind(state: JobState, report: StatusReported) -> dict[int, str]:
+    """The pods, with their UIDs, whose places others have by now, and that have no other place themselves."""
+    if state.policy.refusal:
+        return {}
+    at_work = report.placed.values()
+    return {
+        rank: state.pods[rank].uid
+        for rank in sorted(report.placed)
+        if rank in state.pods and not any(is_host_of(host, state.pods[rank].name) for host in at_work)
+    }
 
 
 def dumped(turn: Turn, code: int, why: str = "") -> None:

@@ -50,6 +50,8 @@ def _restart_job(turn: Turn, why: str) -> None:
 
 def replace_all(turn: Turn, why: str) -> None:
     """Have every pod of the job replaced."""
+    # A pod that has replaced one out of reach can be reached: from here on it is as old as the others.
+    turn.edit(cut=not_replaced(turn.state, turn.episode, turn.episode.cut))
     turn.edit(origin={**turn.episode.origin, **{rank: pod.uid for rank, pod in turn.state.pods.items()}})
     turn.ask(Wish.RESTART_JOB, (), why)
     turn.enter(Phase.RESTARTING, turn.state.limits.restart_s)

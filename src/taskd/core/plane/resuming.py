@@ -21,6 +21,8 @@ def kept(state: JobState) -> JobState:
     return replace(
         state,
         pods={},
+        ready=(),
+        unfit=(),
         devices={},
         slow={},
         resets={},

@@ -84,6 +84,8 @@ class PodSeen:
     failed: bool = False
     standby_waits: str = ""
     """Why the standby does not run, as whoever should place or start it says."""
+    node: str = ""
+    standby_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class Signal:
     timeout_s: int = 0
     nodes: tuple[int, ...] = ()
     extra: str = ""
+    standbys: Mapping[int, str] = field(default_factory=dict)
+    """The pods that take the places of others, by the rank of the pod; the operator is told the same."""
+    shunned: tuple[str, ...] = ()
+    """Standbys that are not to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,10 @@ class Episode:
     """The UIDs of all pods when it began."""
     cut: tuple[int, ...] = ()
     """Pods that nobody reaches: they cannot be asked to end, and must come back on another node."""
+    avoid: tuple[str, ...] = ()
+    """The nodes on which they were; also once they have gone, until the episode ends."""
+    relief: Mapping[int, str] = field(default_factory=dict)
+    """The standbys that were given the places of pods that leave."""
     in_place: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     offered: tuple[Change, ...] = ()
@@ -162,6 +172,10 @@ class JobState:
     left: Mapping[int, str] = field(default_factory=dict)
     """The UIDs of pods whose ranks went elsewhere while they were there: that they go then is no loss."""
     pods: Mapping[int, PodSeen] = field(default_factory=dict)
+    ready: tuple[str, ...] = ()
+    """The standbys that may take a place, in the order in which they do."""
+    unfit: tuple[str, ...] = ()
+    """The standbys that may not."""
     health: Health = Health.HEALTHY
     devices: Mapping[int, RankFault] = field(default_factory=dict)
     slow: Mapping[int, RankFault] = field(default_factory=dict)
@@ -230,13 +244,15 @@ class StrategiesReported:
 class StatusReported:
     """ReportRecoverStatus: how the strategy went.
 
-    `alone` says what the job did by itself while no plane was there to ask; empty where it was told.
+    `alone` says what the job did by itself while no plane was there to ask; empty where it was told. `placed`
+    are the host names of pods that have places of others by now.
     """
 
     code: int
     strategy: str
     uuid: str = ""
     alone: str = ""
+    placed: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,10 +381,15 @@ class Ask:
     pods: tuple[int, ...]
     reason: str
     force: bool = False
+    """Whether pods get no time to end; those that nobody reaches get none in any case."""
     origin: Mapping[int, str] = field(default_factory=dict)
     """The UIDs that are meant, so that a pod which was replaced already is left alone."""
     cut: tuple[int, ...] = ()
     """Those of the pods that nobody reaches."""
+    avoid: tuple[str, ...] = ()
+    """The nodes on which nobody was reached, so that nothing is placed there now."""
+    standbys: Mapping[int, str] = field(default_factory=dict)
+    """The pods that are kept ready and have the places of these; others have none of theirs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ def see_pods(turn: Turn) -> str:
     state, episode = turn.state, turn.episode
     pod = state.pods.get(episode.pod)
     if state.phase is Phase.STANDBY and pod is not None and pod.standby_running:
-        turn.send(SignalType.HOT_SWITCH, Action.NEW_POD_RUNNING)
+        standbys = {episode.pod: pod.standby_name} if pod.standby_name else {}
+        turn.send(SignalType.HOT_SWITCH, Action.NEW_POD_RUNNING, standbys=standbys)
         turn.enter(Phase.PAUSING, state.limits.report_s)
     elif state.phase is Phase.PARTING and replaced(state, episode, episode.pod):
         if state.keeps_old:

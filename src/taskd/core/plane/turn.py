@@ -81,10 +81,14 @@ class Turn:
         change: Change = Change.NONE,
         extra: str = "",
         timeout_s: int = 0,
+        standbys: Mapping[int, str] | None = None,
     ) -> None:
         """Give an order; it is outstanding until another one takes its place or it is answered."""
         uuid = self.episode.uuid
-        signal = Signal(uuid, kind, actions, faults or {}, change, timeout_s, nodes, extra)
+        shunned = self.state.unfit if change is Change.RECOVER else ()
+        signal = Signal(
+            uuid, kind, actions, faults or {}, change, timeout_s, nodes, extra, standbys or {}, shunned
+        )
         self.change(outstanding=signal, handed=False)
         self.do(SendSignal(uuid, signal))
 
@@ -104,11 +108,22 @@ class Turn:
         """Ask the operator for something, if there is anything to ask for."""
         if not pods and wish is not Wish.RESTART_JOB:
             return
-        origin = {pod: uid for pod, uid in self.episode.origin.items() if pod in pods}
-        cut = tuple(pod for pod in pods if pod in self.episode.cut)
-        # Whom nobody reaches cannot be given time to end, however gentle the others are dealt with.
-        force = (force or self.episode.force or self.state.policy.force) and not self.episode.gentle
-        self.do(Ask(self.episode.uuid, wish, pods, reason, force or bool(cut), origin, cut))
+        if wish is Wish.REPLACE and not self.state.policy.unattended:
+            self._relieve(pods)
+        episode = self.episode
+        standbys = {pod: name for pod, name in episode.relief.items() if pod in pods}
+        cut = episode.cut if wish is Wish.RESTART_JOB else tuple(pod for pod in pods if pod in episode.cut)
+        origin = {pod: uid for pod, uid in episode.origin.items() if pod in pods or pod in cut}
+        force = (force or episode.force or self.state.policy.force) and not episode.gentle
+        self.do(Ask(episode.uuid, wish, pods, reason, force, origin, cut, episode.avoid, standbys))
+
+    def _relieve(self, pods: tuple[int, ...]) -> None:
+        """Give standbys the places of these pods. What was given before holds: it may be done already."""
+        ready = self.state.ready
+        known = {pod: name for pod, name in self.episode.relief.items() if name in ready}
+        free = iter([name for name in ready if name not in known.values()])
+        fresh = zip((pod for pod in pods if pod not in known), free, strict=False)
+        self.edit(relief={**known, **dict(fresh)})
 
     def label(self, key: str, value: str | None, pod: int = -1) -> None:
         """Set a label of the job or of a pod."""

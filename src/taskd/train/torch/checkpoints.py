@@ -15,6 +15,7 @@ from taskd.train.torch.loading import load_state
 from taskd.train.torch.manifests import (
     CheckpointDamaged,
     CheckpointError,
+    FormatDiffers,
     Layout,
     LayoutDiffers,
     Manifest,
@@ -112,19 +113,24 @@ def find_offers(
     """Return the checkpoints that this rank can read whole, the newest first, and no more than ``enough``.
 
     What is damaged is passed over, and it is said what and why. A job of another shape is an error, not
-    damage: an older checkpoint would have the same shape, and starting anew would waste the run.
+    damage: an older checkpoint would have the same shape, and starting anew would waste the run. So is it if
+    all are of another version; that is in the manifests, so all ranks come to it.
     """
     offers: list[Offer] = []
+    unusable: list[CheckpointDamaged] = []
     for _, path in find_latest(root):
         if enough is not None and len(offers) >= enough:
             break
         try:
             offers.append(Offer(path, layout, rank))
         except CheckpointDamaged as damage:
+            unusable.append(damage)
             log.warning("taskd: a checkpoint is not used: %s", damage)
         except BaseException:
             _close(offers)
             raise
+    if unusable and not offers and all(isinstance(each, FormatDiffers) for each in unusable):
+        raise unusable[0]
     return offers
 
 

@@ -16,7 +16,9 @@ from typing import Any, Self
 
 from taskd.train.torch.statefile import Capture, FileDamaged, Seal, read_seal
 
-FORMAT = 1
+# Another one whenever something in the files is read in another way. That includes what belongs to a rank,
+# which is plain bytes here: its parts are in ``own``, and read by another version they would be nonsense.
+FORMAT = 2
 MANIFEST = "manifest.json"
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -28,6 +30,10 @@ class CheckpointError(RuntimeError):
 
 class CheckpointDamaged(CheckpointError):
     """This checkpoint is not whole."""
+
+
+class FormatDiffers(CheckpointDamaged):
+    """Another version of TaskD wrote it; it is whole, and of no use here."""
 
 
 class LayoutDiffers(CheckpointError):
@@ -150,7 +156,7 @@ class Manifest:
             with os.fdopen(fd, "rb") as file:
                 body = json.loads(file.read())
             seal = body.pop("seal")
-            version = body["format"]
+            version = int(body["format"])
             if seal == _seal_of(body) and version == FORMAT:
                 layout = Layout(tuple(rank["shard"] for rank in body["ranks"]))
                 files = {
@@ -164,7 +170,11 @@ class Manifest:
             raise CheckpointDamaged(f"{directory / MANIFEST} cannot be read: {error}") from error
         if seal != _seal_of(body):
             raise CheckpointDamaged(f"{directory / MANIFEST} is damaged: its checksum is wrong")
-        raise CheckpointDamaged(f"{directory} has format {version}, and this version reads {FORMAT}")
+        raise FormatDiffers(
+            f"{directory} was written by {'an older' if version < FORMAT else 'a later'} version of TaskD: "
+            f"it has format {version}, and this version reads format {FORMAT}; go on with that version, "
+            "or begin anew with another directory"
+        )
 
 
 def _seal_of(body: Mapping[str, Any]) -> str:

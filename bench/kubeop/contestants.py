@@ -121,17 +121,34 @@ OTHERS = (RAISED, JOB_SET, DEFAULT)
 
 
 def operator_turn(
-    ground: Ground, who: Contestant, job_count: int, pods_each: int, *, gang: bool, limit_s: float = 240
+    ground: Ground,
+    who: Contestant,
+    job_count: int,
+    pods_each: int,
+    *,
+    gang: bool,
+    limit_s: float = 240,
+    stored: bool = False,
 ) -> Outcome:
-    """Let an operator make the pods of some jobs that are submitted at once."""
+    """Let an operator make the pods of some jobs.
+
+    They are submitted at once, and the clock begins with the first; or they are ``stored`` while the operator
+    is stopped, as they are before the bare client begins, and the clock begins when it goes on.
+    """
     total = job_count * pods_each
     with ground.turn(who.program) as turn:
         names = [f"j{number}" for number in range(job_count)]
         lines = [[(who.resource, who.job(turn.namespace, name, pods_each))] for name in names]
         admitting = ground.admitting(turn.namespace) if gang else nullcontext()
         with admitting, who.running(ground, turn.namespace, gang=gang) as program:
-            before = ground.core_seconds(program)
+            before, began = ground.core_seconds(program), 0.0
+            if stored:
+                program.pause()
             ground.create("submitter", turn.namespace, lines)
+            if stored:
+                time.sleep(SETTLE_S)
+                before, began = ground.core_seconds(program), time.time()
+                program.resume()
             unfinished = ""
             try:
                 ground.wait_created(turn, "pods", total, limit_s)
@@ -142,7 +159,8 @@ def operator_turn(
             time.sleep(2.0)
             ground.settle(turn)
             peak = peak_mb(program)
-        return replace(outcome(ground, turn, who), peak_mb=peak, core_s=spent, unfinished=unfinished)
+        found = replace(outcome(ground, turn, who), peak_mb=peak, core_s=spent, unfinished=unfinished)
+        return replace(found, seconds=turn.seconds_since(began)) if stored else found
 
 
 def outcome(ground: Ground, turn: Turn, who: Contestant) -> Outcome:

@@ -55,6 +55,10 @@ class Turn:
     def seconds(self, first: str, last: str = "pods") -> float:
         """Return the time from the first request for one resource to the last answer for another."""
         begun = min(moment(request.received_at) for request in self.created(first))
+        return self.seconds_since(begun, last)
+
+    def seconds_since(self, begun: float, last: str = "pods") -> float:
+        """Return the time from a moment to the last answer for a resource."""
         return max(moment(request.answered_at) for request in self.created(last)) - begun
 
 

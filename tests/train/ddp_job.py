@@ -165,10 +165,10 @@ list(model.parameters())[8].register_hook(dying_at("backward"))
 begin_vote = Votes.begin
 
 
-def begin(votes: Votes, step: int, ballot: Ballot) -> None:
+def begin(votes: Votes, ballot: Ballot) -> None:
     """Die before the others are told, or after it."""
     die_at("vote")
-    begin_vote(votes, step, ballot)
+    begin_vote(votes, ballot)
     die_at("in-vote")
 
 

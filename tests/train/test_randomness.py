@@ -110,3 +110,26 @@ def test_numpy_is_asked_again_whenever_something_was_drawn() -> None:
         restore(captured[0])
         assert wanted == numpy_random.randn(3).tolist()
         restore(captured[0])
+
+
+def test_a_waiting_gaussian_that_was_brought_back_is_captured() -> None:
+    """NumPy's words are the same with it and without it."""
+    np.random.seed(3)  # noqa: NPY002 - the global generator is what is captured
+    np.random.normal()  # noqa: NPY002 - as above; now a second one waits
+    waits = capture()
+    np.random.normal()  # noqa: NPY002 - as above
+    capture()
+    restore(waits)
+    assert waits == capture()
+
+
+def test_pythons_generator_is_asked_again_whenever_something_was_drawn() -> None:
+    random.seed(5)
+    captured = [capture()]
+    for draw in (random.random, lambda: random.gauss(0.0, 1.0), lambda: random.gauss(0.0, 1.0)):
+        draw()
+        captured.append(capture())
+    assert 4 == len(set(captured))
+    for state in captured:
+        restore(state)
+        assert state == capture()

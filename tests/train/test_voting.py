@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from taskd.train.torch.ballots import SharedBallots
+from taskd.core.troubles import TroubleKind, classify
+from taskd.train.torch.ballots import SharedBallots, VoterGone
 from taskd.train.torch.voting import VoteInterrupted, Votes, VoteTimeout
 
 STEPS = 3000
@@ -23,8 +24,8 @@ def vote_often(path: str, rank: int, results: "Queue[Any]") -> None:
     for step in range(STEPS):
         if (step + rank) % 500 == 0:
             time.sleep(0.003)
-        ballots.put(step, (float(rank == step % WORLD), float(rank * step), 1.0))
-        total = ballots.count(step, lambda: False)
+        ballots.put(step + 1, (float(rank == step % WORLD), float(rank * step), 1.0))
+        total = ballots.count(step + 1, lambda: False)
         if total != (1.0, float(sum(range(WORLD)) * step), float(WORLD)):
             wrong.append((step, total))
     results.put((rank, wrong))
@@ -46,12 +47,12 @@ def test_every_vote_of_every_rank_counts_once(tmp_path: Path) -> None:
     assert [(rank, []) for rank in range(WORLD)] == found
 
 
-def meet(places: list[Path], generation: int) -> list[Votes]:
+def meet(places: list[Path], generation: int, limit_s: float = 60.0) -> list[Votes]:
     """Ranks that agree on how they vote."""
-    votes = [Votes(rank, len(places), str(place), 60.0) for rank, place in enumerate(places)]
+    votes = [Votes(rank, len(places), str(place)) for rank, place in enumerate(places)]
     offers = [each.offer(generation) for each in votes]
     for each in votes:
-        each.agree(offers)
+        each.agree(offers, limit_s)
     return votes
 
 
@@ -79,19 +80,19 @@ def test_votes_of_a_generation_are_none_of_the_next(tmp_path: Path) -> None:
     """A process that was replaced wakes up and votes: it is heard by nobody."""
     old = meet([tmp_path, tmp_path], 1)
     new = meet([tmp_path, tmp_path], 2)
-    old[1].begin(3, (1.0, 1.0, 1.0))
-    new[0].begin(3, (0.0, 2.0, 2.0))
-    new[1].begin(3, (0.0, 3.0, 3.0))
+    old[1].begin((1.0, 1.0, 1.0))
+    new[0].begin((0.0, 2.0, 2.0))
+    new[1].begin((0.0, 3.0, 3.0))
     assert [(0.0, 5.0, 5.0), (0.0, 5.0, 5.0)] == [each.end(3) for each in new]
 
 
 def test_a_ballot_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
     votes = meet([tmp_path, tmp_path], 1)
     for each in votes:
-        each.begin(0, (0.0, 1.0, 1.0))
+        each.begin((0.0, 1.0, 1.0))
     path = tmp_path / "votes-g1"
     data = bytearray(path.read_bytes())
-    data[64 * 3 + 20] ^= 1  # within that of rank 1
+    data[64 * 5 + 20] ^= 1  # within that of rank 1
     path.write_bytes(data)
     votes[0].interrupt(2)
     with pytest.raises(VoteInterrupted):
@@ -99,9 +100,7 @@ def test_a_ballot_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
 
 
 def test_who_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    votes = [Votes(rank, 2, str(tmp_path), 0.05) for rank in range(2)]
-    offers = [each.offer(1) for each in votes]
-    votes[0].agree(offers)
+    votes = meet([tmp_path, tmp_path], 1, limit_s=0.05)
     with pytest.raises(VoteTimeout, match="timed out"):
         votes[0].add_up(0, (0.0, 0.0, 0.0))
 
@@ -111,13 +110,52 @@ def test_memory_that_is_not_the_same_is_not_used(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for places in ([tmp_path, other], [tmp_path, tmp_path / "missing"], [Path("/missing")] * 2):
-        offers = [Votes(rank, 2, str(place), 1.0).offer(1) for rank, place in enumerate(places)]
+        offers = [Votes(rank, 2, str(place)).offer(1) for rank, place in enumerate(places)]
         assert 2 == len(set(offers))
+    assert [-1, -2] == [Votes(rank, 2, "").offer(1) for rank in range(2)]
 
 
 def test_the_memory_of_earlier_generations_goes(tmp_path: Path) -> None:
-    votes = Votes(0, 1, str(tmp_path), 1.0)
+    votes = Votes(0, 1, str(tmp_path))
     for generation in range(1, 5):
-        votes.agree([votes.offer(generation)])
+        votes.agree([votes.offer(generation)], 1.0)
         assert (0.0, 1.0, 1.0) == votes.add_up(0, (0.0, 1.0, 1.0))
     assert ["votes-g4"] == [path.name for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("steps", [(4, 0), (56, 100), (0, 0), (7, 7)])
+def test_steps_of_any_numbers_have_votes_of_their_own(tmp_path: Path, steps: tuple[int, int]) -> None:
+    """A script may count its steps anew in a second loop: one that is ahead must not overwrite its vote."""
+    slow, quick = meet([tmp_path, tmp_path], 1)
+    slow.begin((0.0, 1.0, 1.0))
+    assert (0.0, 3.0, 3.0) == quick.add_up(steps[0], (0.0, 2.0, 2.0))
+    quick.begin((0.0, 5.0, 5.0))  # of its next step, before the other has looked
+    assert (0.0, 3.0, 3.0) == slow.end(steps[0])
+    quick.interrupt(2)
+    with pytest.raises(VoteInterrupted):
+        quick.end(steps[1])
+
+
+def leave(place: str, offers: "Queue[int]") -> None:
+    """Come, and end before the vote."""
+    offers.put(Votes(1, 2, place).offer(1))
+
+
+def test_who_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    """Also with a code that says that all is well: where there is no connection, none breaks."""
+    context = multiprocessing.get_context("fork")
+    offers = context.Queue()
+    other = context.Process(target=leave, args=(str(tmp_path), offers))
+    votes = Votes(0, 2, str(tmp_path))
+    mine = votes.offer(1)
+    other.start()
+    votes.agree([mine, offers.get(timeout=30)], 60.0)
+    other.join(30)
+    with pytest.raises(VoterGone, match="rank 1"):
+        votes.add_up(0, (0.0, 0.0, 0.0))
+
+
+def test_what_interrupts_a_vote_is_taken_for_a_broken_connection() -> None:
+    """Not for a step that cannot be done, which would end the rank and its state."""
+    for kind in (VoteInterrupted(3), VoteTimeout(3, 60.0), VoterGone(1, 2)):
+        assert TroubleKind.NETWORK is classify(type(kind).__name__, str(kind))

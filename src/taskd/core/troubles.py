@@ -36,7 +36,12 @@ NETWORK_CODES = re.compile(r"\b(507057|507904)\b")
 # What CUDA says of an uncorrectable memory error, and what collectives of gloo and NCCL fail with.
 CUDA_MEMORY_TEXTS = ("uncorrectable ecc error", "hardware memory error")
 COLLECTIVE_TEXTS = ("gloo", "nccl error", "nccl communicator", "ncclremoteerror", "connection closed by peer")
-COLLECTIVE_TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
+COLLECTIVE_TYPES = frozenset(
+    {
+        *("DistError", "DistBackendError", "DistNetworkError", "DistStoreError"),
+        *("VoteInterrupted", "VoteTimeout", "VoterGone"),  # ours, where ranks share memory
+    }
+)
 MEMORY_TYPES = frozenset({"DeviceMemoryError"})
 
 

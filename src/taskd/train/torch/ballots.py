@@ -4,17 +4,20 @@ A collective of gloo's wakes two threads in each process several times, which ta
 processor time per rank and step. Processes that share memory need neither: each writes its ballot there and
 looks for those of the others, and whoever comes last wakes the rest.
 
-Each rank has two places, for votes with even and with odd numbers: who has seen one vote through may be at
-the next while others still read this one, but nobody comes to the one after that before all have done so. A
-checksum says whether a ballot is whole: other processors may see its parts in any order.
+Votes are numbered from when the ranks met: steps may be of any number, in any order. Each rank has two
+places, for even and for odd votes: who has seen one through may be at the next while others still read this
+one, but nobody comes to the one after that before all have done so. A checksum says whether a ballot is
+whole: other processors may see its parts in any order.
 
 The bell is a *futex*, a word that one can sleep on in the kernel. It is no more than a hint: should a process
-go to sleep in the moment in which the last ballot comes, it looks again after a few milliseconds.
+go to sleep in the moment in which the last ballot comes, it looks again after a few milliseconds. A broken
+connection would say that a process has ended; here its number is kept, and looked for now and then.
 
 There is a file for each generation, so that a process which was replaced, should it wake up, does not write
 into the votes of others.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -27,13 +30,22 @@ from pathlib import Path
 
 Ballot = tuple[float, float, float]
 
-LOOK_S = 0.01
+LOOK_S, ALIVE_S = 0.01, 1.0
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 0)
 _WAIT, _WAKE, _ALL = 0, 1, (1 << 31) - 1
-_CONTENT = struct.Struct("<qq3d")  # generation, step, and what is added up
+_CONTENT = struct.Struct("<qq3d")  # generation, number of the vote, and what is added up
 _CHECK = struct.Struct("<Q")
 _ROOM = 64  # a line of the processor's cache, so that nobody's writing disturbs another's reading
 _BELL = struct.Struct("<I")
+_PID = struct.Struct("<q")
+_AGAIN = (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR)
+
+
+class VoterGone(RuntimeError):
+    """A process that has not voted yet has ended."""
+
+    def __init__(self, rank: int, pid: int) -> None:
+        super().__init__(f"rank {rank} (pid {pid}) has ended before its vote: connection closed by peer")
 
 
 class SharedBallots:
@@ -45,7 +57,7 @@ class SharedBallots:
             raise OSError(errno.ENOSYS, "no futex is known for this processor")
         self._path = path
         self._rank, self._world, self._generation = rank, world, generation
-        size = _ROOM * (1 + 2 * world)
+        size = _ROOM * (1 + 3 * world)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # All pages now: a write to a mapped page that a full file system cannot give ends the process.
@@ -63,30 +75,35 @@ class SharedBallots:
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
         ]
         self._syscall.restype = ctypes.c_long
+        _PID.pack_into(self._map, self._pid_place(rank), os.getpid())
 
-    def put(self, step: int, ballot: Ballot) -> None:
-        """Give this rank's ballot."""
-        content = _CONTENT.pack(self._generation, step, *ballot)
-        at = self._place(self._rank, step)
+    def put(self, number: int, ballot: Ballot) -> None:
+        """Give this rank's ballot in a vote."""
+        content = _CONTENT.pack(self._generation, number, *ballot)
+        at = self._place(self._rank, number)
         self._map[at : at + _CONTENT.size + _CHECK.size] = content + _CHECK.pack(zlib.crc32(content))
 
-    def count(self, step: int, is_over: Callable[[], bool]) -> Ballot | None:
-        """Wait until all have given theirs, and add them up; None if it ``is_over`` before."""
-        missing = [rank for rank in range(self._world) if rank != self._rank]
-        found = [self._read(self._rank, step) or (0.0, 0.0, 0.0)]
+    def count(self, number: int, is_over: Callable[[], bool]) -> Ballot | None:
+        """Wait until all have given theirs, and add them up; None if it ``is_over`` before.
+
+        Raises VoterGone where somebody cannot come any more.
+        """
+        missing = list(range(self._world))
+        found: list[Ballot] = []
+        look_at = time.monotonic() + ALIVE_S
         while True:
             (rung,) = _BELL.unpack_from(self._map)
             waiting: list[int] = []
             for rank in missing:
-                ballot = self._read(rank, step)
+                ballot = self._read(rank, number)
                 if ballot is None:
                     waiting.append(rank)
                 else:
                     found.append(ballot)
             missing = waiting
             if not missing:
-                if rung != _number(step):
-                    _BELL.pack_into(self._map, 0, _number(step))
+                if rung != number & 0xFFFFFFFF:
+                    _BELL.pack_into(self._map, 0, number & 0xFFFFFFFF)
                     self.wake()
                 return (
                     sum(each[0] for each in found),
@@ -95,7 +112,10 @@ class SharedBallots:
                 )
             if is_over():
                 return None
-            if self._call(_WAIT, rung, ctypes.addressof(self._pause)) and ctypes.get_errno() == errno.ENOSYS:
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + ALIVE_S
+                self._see_alive(missing)
+            if self._call(_WAIT, rung, ctypes.addressof(self._pause)) and ctypes.get_errno() not in _AGAIN:
                 time.sleep(LOOK_S / 10)  # a sandbox that has none
 
     def wake(self) -> None:
@@ -104,24 +124,31 @@ class SharedBallots:
 
     def remove(self) -> None:
         """No vote comes any more. Others may still have the memory; the name goes."""
-        Path(self._path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(self._path).unlink()
 
-    def _read(self, rank: int, step: int) -> Ballot | None:
-        at = self._place(rank, step)
+    def _see_alive(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            (pid,) = _PID.unpack_from(self._map, self._pid_place(rank))
+            if pid and not Path(f"/proc/{pid}").exists():
+                raise VoterGone(rank, pid)
+
+    def _read(self, rank: int, number: int) -> Ballot | None:
+        at = self._place(rank, number)
         data = self._map[at : at + _CONTENT.size + _CHECK.size]
-        generation, its_step, *ballot = _CONTENT.unpack_from(data)
-        if (generation, its_step) != (self._generation, step):
+        generation, its_number, *ballot = _CONTENT.unpack_from(data)
+        if (generation, its_number) != (self._generation, number):
             return None
         whole = _CHECK.unpack_from(data, _CONTENT.size)[0] == zlib.crc32(data[: _CONTENT.size])
         return (ballot[0], ballot[1], ballot[2]) if whole else None
 
     @staticmethod
-    def _place(rank: int, step: int) -> int:
-        return _ROOM * (1 + 2 * rank + step % 2)
+    def _place(rank: int, number: int) -> int:
+        return _ROOM * (1 + 3 * rank + number % 2)
+
+    @staticmethod
+    def _pid_place(rank: int) -> int:
+        return _ROOM * (3 + 3 * rank)
 
     def _call(self, operation: int, value: int, pause: int) -> int:
         return int(self._syscall(_FUTEX, self._bell, operation, value, pause, 0, 0))
-
-
-def _number(step: int) -> int:
-    return (step + 1) & 0xFFFFFFFF

@@ -96,7 +96,7 @@ class Engine:
         self._meeting = Meeting(worker, self._watch, self._fence, self.groups, rank)
         self._objects: dict[str, Any] = {}
         self._own = OwnState()
-        self._tail, self._votes = Tail(self._own), Votes(rank, world_size, shm_dir, GROUP_LIMIT_S)
+        self._tail, self._votes = Tail(self._own), Votes(rank, world_size, shm_dir)
         self._way = WayBack()
         self._began: dict[int, bytes] = {}
         self.saver = Saver(rank, world_size)
@@ -514,7 +514,7 @@ class Engine:
         parts, careful, early, offers = zip(*gather_numbers(mine, self._world), strict=True)
         self._layout = tuple(f"{part:x}" for part in parts)
         self._careful, self._way.early = any(careful), any(early)
-        self._votes.agree(offers)
+        self._votes.agree(offers, self.groups.limit_s)
         self._tail.forget()
         own = self._own.capture(self._objects, self._feed.place())
         self._keeping.agree(self._layout, len(own), self._step, self._objects)

@@ -244,6 +244,14 @@ class Groups:
         return self._calls[0]
 
     @property
+    def limit_s(self) -> float:
+        """How long a collective of the default group may take."""
+        group = _c10d._get_default_group()
+        return (
+            group.wanted.timeout.total_seconds() if isinstance(group, StableGroup) else NEVER.total_seconds()
+        )
+
+    @property
     def alone(self) -> bool:
         """Tell whether there is nobody behind the groups yet."""
         return self._alone

@@ -37,12 +37,12 @@ class VoteTimeout(RuntimeError):
 class Votes:
     """One rank's votes."""
 
-    def __init__(self, rank: int, world: int, directory: str, limit_s: float) -> None:
-        """Shared memory is in ``directory``; empty: there is none. Others are waited for up to a limit."""
+    def __init__(self, rank: int, world: int, directory: str) -> None:
+        """Shared memory is in ``directory``; empty: there is none."""
         self._rank, self._world = rank, world
         self._directory = directory
-        self._limit_s = limit_s
-        self._generation = self._raised = 0
+        self._limit_s = 0.0
+        self._generation = self._raised = self._count = 0
         self._shared: SharedBallots | None = None
         self._offered: SharedBallots | None = None
         self._numbers = array("d", [0.0, 0.0, 0.0])
@@ -54,17 +54,21 @@ class Votes:
     def offer(self, generation: int) -> int:
         """Return a number for the memory that this rank could vote in, of which no two are the same."""
         self._forget()
-        self._generation = generation
+        self._generation, self._count = generation, 0
+        path = f"{self._directory}/votes-g{generation}"
+        if not self._directory:
+            return ~self._rank
         try:
-            path = f"{self._directory}/votes-g{generation}"
             self._offered = SharedBallots(path, self._rank, self._world, generation)
         except OSError:
             return ~self._rank
-        name = f"{boot_id()} {self._offered.identity}"
+        # With the path: machines that were made of one image may have all the rest in common.
+        name = f"{boot_id()} {self._offered.identity} {path}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
 
-    def agree(self, offers: Sequence[int]) -> None:
-        """All have shown theirs."""
+    def agree(self, offers: Sequence[int], limit_s: float) -> None:
+        """All have shown theirs. Others are waited for as long as in a collective of the script's."""
+        self._limit_s = limit_s
         if len(set(offers)) == 1:
             self._shared = self._offered
 
@@ -77,13 +81,14 @@ class Votes:
 
     def add_up(self, step: int, ballot: Ballot) -> Ballot:
         """Add up the ballots of all ranks. Raises if ranks are called together meanwhile."""
-        self.begin(step, ballot)
+        self.begin(ballot)
         return self.end(step)
 
-    def begin(self, step: int, ballot: Ballot) -> None:
+    def begin(self, ballot: Ballot) -> None:
         """Give this rank's."""
         if self._shared is not None:
-            self._shared.put(step, ballot)
+            self._count += 1
+            self._shared.put(self._count, ballot)
             return
         if (
             self._work is not None
@@ -98,7 +103,7 @@ class Votes:
         """Wait for those of the others."""
         if self._shared is not None:
             end = time.monotonic() + self._limit_s
-            total = self._shared.count(step, lambda: self._is_interrupted() or time.monotonic() > end)
+            total = self._shared.count(self._count, lambda: self._is_interrupted() or time.monotonic() > end)
             if total is None:
                 raise VoteInterrupted(step) if self._is_interrupted() else VoteTimeout(step, self._limit_s)
             return total

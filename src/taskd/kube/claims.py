@@ -55,11 +55,7 @@ async def claim(client: KubeClient, resource: Resource[Any], namespace: str, nam
     whole = resource.decoded(dict)
     for tries_left in reversed(range(TRIES)):
         try:
-            # By a list of one: whoever keeps a cache of a kind may list it, and need not be allowed more.
-            found = await client.list(whole, namespace, field_selector=f"metadata.name={name}")
-            if not found.items:
-                return
-            metadata = found.items[0]["metadata"]
+            metadata = (await client.get(whole, namespace, name))["metadata"]
             entries = as_applied(metadata.get("managedFields") or (), manager)
             if entries is not None:
                 version = metadata["resourceVersion"]

@@ -35,13 +35,13 @@ from taskd.core.acjob.actions import (
 )
 from taskd.core.acjob.avoiding import Avoided
 from taskd.core.acjob.environment import Addresses
-from taskd.core.acjob.job import Job, Slot, once
+from taskd.core.acjob.job import Job, Slot
 from taskd.core.acjob.pods import PodMaker, assignment
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.seen import Failure
 from taskd.kube.claims import claim
 from taskd.kube.errors import ApiError, KubeError
-from taskd.kube.objects import Pod, PodGroup, Service
+from taskd.kube.objects import Pod, Service
 from taskd.kube.resources import ASCENDJOB, CONFIG_MAP, POD, POD_GROUP, SERVICE
 from taskd.operator.cluster import Cluster
 from taskd.operator.extras import Extras
@@ -59,21 +59,8 @@ def mark(manifest: object) -> str:
 
 
 def pod_group_manifest(job: Job, *, paused: bool) -> dict[str, Any]:
-    """The PodGroup with the mark of what it is; nobody may change it."""
-    return (_paused_group if paused else _group)(job)
-
-
-@once
-def _group(job: Job) -> dict[str, Any]:
-    return _marked(podgroups.pod_group(job))
-
-
-@once
-def _paused_group(job: Job) -> dict[str, Any]:
-    return _marked(podgroups.pod_group(job, paused=True))
-
-
-def _marked(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The PodGroup with the mark of what it is."""
+    manifest = podgroups.pod_group(job, paused=paused)
     manifest["metadata"]["annotations"][names.APPLIED] = mark(manifest)
     return manifest
 
@@ -143,23 +130,13 @@ class Carrier:
         paused = known is not None and known.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
         try:
             manifest = pod_group_manifest(job, paused=paused)
-            group = await self._store_group(job, manifest, known=known is not None)
+            group = await self.cluster.client.apply(
+                POD_GROUP, job.namespace, job.pod_group, manifest, field_manager=MANAGER
+            )
         except (KubeError, QuantityError) as error:
             return _failure(names.SYNC_POD_GROUP_FAILED, f"unable to create PodGroup: {_words(error)}", error)
         self.cluster.groups.assume(group)
         return None
-
-    async def _store_group(self, job: Job, manifest: dict[str, Any], *, known: bool) -> PodGroup:
-        client, namespace, name = self.cluster.client, job.namespace, job.pod_group
-        if not known:
-            try:
-                # Of a new one nothing but its metadata can be news.
-                return await client.create(POD_GROUP, namespace, manifest, field_manager=MANAGER, brief=True)
-            except ApiError as error:
-                if not error.already_exists:
-                    raise
-        await claim(client, POD_GROUP, namespace, name, MANAGER)
-        return await client.apply(POD_GROUP, namespace, name, manifest, field_manager=MANAGER)
 
     async def _sync_service(self, job: Job, ip: str) -> Failure | None:
         manifest = services.leader_service(job, ip)

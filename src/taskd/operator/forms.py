@@ -31,14 +31,18 @@ class Form:
     problems: tuple[Problem, ...]
     job: Job | None
     """None where it has problems: it may not be readable."""
+    _marks: dict[bool, str] = field(default_factory=dict)
     _service: tuple[Mapping[str, str], frozenset[_Port]] | None = None
 
     def group_mark(self, job: Job, *, paused: bool) -> str:
         """The mark that the job's PodGroup has when it is up to date; empty where none can be made."""
-        try:
-            return str(pod_group_manifest(job, paused=paused)["metadata"]["annotations"][names.APPLIED])
-        except QuantityError:
-            return ""
+        if paused not in self._marks:
+            try:
+                manifest = pod_group_manifest(job, paused=paused)
+                self._marks[paused] = manifest["metadata"]["annotations"][names.APPLIED]
+            except QuantityError:
+                self._marks[paused] = ""
+        return self._marks[paused]
 
     def is_current(self, job: Job, service: Service) -> bool:
         """Whether the leader's Service leads where it should, whoever has touched it.

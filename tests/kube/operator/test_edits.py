@@ -7,7 +7,7 @@ import time
 import pytest
 
 from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn
-from tests.kube.operator.site import GROUPS, Controller, Json, Site, until
+from tests.kube.operator.site import Controller, Json, Site, until
 from tests.kube.operator.small import (
     PODS,
     delete_pod,
@@ -57,26 +57,6 @@ def test_another_label_or_annotation_of_a_job_harms_nothing(
     assert {name: uid(site, name) for name in site.pods("job")} == before
     assert {entry[1] for entry in written(site, mark)} <= {"podgroups", "ascendjobs/status"}
     assert site.state("job") == "Running"
-
-
-def test_a_label_that_a_job_has_no_longer_leaves_its_group(
-    kube: Cluster, site: Site, controller: Controller, nodes: Nodes, volcano: VolcanoStandIn
-) -> None:
-    """However it came there; what somebody else has written on the group stays."""
-    nodes.add(1)
-    site.submit(small(labels={"team": "red"}))
-    wait_running(site, "job")
-    name = site.groups()[0]["metadata"]["name"]
-    path = f"{GROUPS.format(site.namespace)}/{name}"
-    kube.api.patch(path, {"metadata": {"labels": {"mine": "yes"}}})
-
-    def labels() -> Json:
-        return dict(kube.api.get(path)["metadata"]["labels"])
-
-    for team in ("blue", None, "green"):
-        site.patch("job", {"metadata": {"labels": {"team": team}}})
-        until(lambda team=team: labels().get("team") == team)  # type: ignore[misc]
-    assert ("yes", "Running") == (labels()["mine"], site.state("job"))
 
 
 def test_a_label_that_is_changed_to_nonsense_is_told(

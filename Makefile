@@ -81,9 +81,10 @@ test: lint
 	@$(BIN)/python -m pytest -n 2 -m 'not slow and not kube' $(ARGS) $(OR_NONE)
 ifeq ($(ARGS),)
 	@echo 'test: pytest, what trains; beside it, printed after it, what runs on a real Kubernetes or starts roles'
-	@$(BIN)/python tools/side_by_side.py "$(BIN)/python -m pytest -m 'slow and not kube and not matrix' --durations=15 tests/train" \
-	    "nice -n 10 $(BIN)/python -m pytest -m 'kube and not (cluster and slow)' --durations=15" \
-	    "$(BIN)/python -m pytest -m 'slow and not kube and not matrix' --durations=15 --ignore tests/train"
+	@$(BIN)/python tools/side_by_side.py \
+	    "$(BIN)/python -m pytest -m 'slow and not kube and not matrix' --durations=15 --ignore tests/roles --ignore tests/pods" \
+	    "nice -n 10 $(BIN)/python -m pytest -m 'kube and not (cluster and slow) and not matrix' --durations=15" \
+	    "$(BIN)/python -m pytest -m 'slow and not kube and not matrix' --durations=15 tests/roles tests/pods"
 else
 	@$(BIN)/python -m pytest -m 'slow or kube' $(ARGS) $(OR_NONE)
 endif

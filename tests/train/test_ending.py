@@ -55,7 +55,7 @@ def strategies(job: RunningJob) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("more", [(), ("--destroy",)], ids=["", "destroyed"])
+@pytest.mark.parametrize("more", [(), pytest.param(("--destroy",), marks=pytest.mark.matrix, id="destroyed")])
 def test_a_rank_dies_after_the_last_step(
     tmp_path: Path, undisturbed: Run, rank: int, more: tuple[str, ...]
 ) -> None:
@@ -109,7 +109,9 @@ def stay_busy(job: RunningJob) -> None:
     eventually(lambda: job.status()["stamp"] - began > 4.0, "time to pass")
 
 
-@pytest.mark.parametrize("how", ["raise", "exit", "system-exit"])
+@pytest.mark.parametrize(
+    "how", ["raise", *(pytest.param(how, marks=pytest.mark.matrix) for how in ("exit", "system-exit"))]
+)
 def test_an_error_after_the_loop_ends_the_job_within_three_rounds(tmp_path: Path, how: str) -> None:
     """It comes back each time; the training before it is not done again for it."""
     with begin(tmp_path, "--fail", how) as job:

@@ -128,6 +128,7 @@ def test_another_machine_takes_the_manager_over(tmp_path: Path, undisturbed: Run
     assert "with the manager on its machine" in incident["what"]
 
 
+@pytest.mark.matrix
 def test_the_machine_is_lost_during_a_recovery(tmp_path: Path, undisturbed: Run) -> None:
     """A rank of the second machine is dead already; the one that is left keeps its process."""
     with machines(tmp_path, 3) as three:
@@ -140,6 +141,7 @@ def test_the_machine_is_lost_during_a_recovery(tmp_path: Path, undisturbed: Run)
     assert 1 == count_processes(three.out)[3]
 
 
+@pytest.mark.matrix
 def test_a_machine_that_was_stopped_and_goes_on_does_no_harm(tmp_path: Path, undisturbed: Run) -> None:
     """The job has gone on without it; all of it there ends, and not one bit is different."""
     with machines(tmp_path, 3) as three:

@@ -127,6 +127,7 @@ def took_over(job: RunningJob, old: int) -> bool:
     return status.get("manager_pid") not in (None, 0, old) and "running" == status["phase"]
 
 
+@pytest.mark.matrix
 def test_a_new_manager_finds_what_was_agreed_on(tmp_path: Path, undisturbed: Run) -> None:
     """What a lost node's ranks were told before the loop is kept on another node, and by no manager."""
     with start(tmp_path, *AGREEING, nodes=TWO_NODES, flags=("--spare-nodes", "1")) as job:
@@ -143,6 +144,7 @@ def test_a_new_manager_finds_what_was_agreed_on(tmp_path: Path, undisturbed: Run
     assert_agreed(tmp_path, processes=6)
 
 
+@pytest.mark.matrix
 def test_what_was_agreed_on_moves_along(tmp_path: Path, undisturbed: Run) -> None:
     """A node's ranks are moved to a spare one; then the other is lost, and with it who told all others."""
     with start(tmp_path, *AGREEING, nodes=TWO_NODES, flags=("--spare-nodes", "1")) as job:

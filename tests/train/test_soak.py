@@ -22,7 +22,7 @@ from tests.train.runs import Run, assert_same, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-FAULTS = int(os.environ.get("TASKD_SOAK", "12"))
+FAULTS = int(os.environ.get("TASKD_SOAK", "6"))
 SEED = int(os.environ.get("TASKD_SEED", "1"))
 CALM_STEPS = (6, 14)  # between two faults
 STEPS = 40 + FAULTS * 30  # a fault and the calm after it take a second or two

@@ -99,6 +99,7 @@ def test_a_move_costs_no_step_and_no_bit(
     assert ["release", "join", "restore", "first step"] == list(incident["phases_ms"])
 
 
+@pytest.mark.matrix
 def test_a_rank_moves_again_and_is_killed_after_that(tmp_path: Path, undisturbed: Run) -> None:
     """A process that took a rank over can be left, and replaced, like any other."""
     with start(tmp_path) as job:
@@ -113,6 +114,7 @@ def test_a_rank_moves_again_and_is_killed_after_that(tmp_path: Path, undisturbed
     assert ["switched", "switched", "recovered"] == [each["outcome"] for each in job.timeline()]
 
 
+@pytest.mark.matrix
 def test_a_rank_moves_right_after_a_recovery(tmp_path: Path, undisturbed: Run) -> None:
     """What is still cut of the group before is not taken for the group of now."""
     with start(tmp_path) as job:
@@ -126,7 +128,7 @@ def test_a_rank_moves_right_after_a_recovery(tmp_path: Path, undisturbed: Run) -
     assert ["recovered", "switched"] == [each["outcome"] for each in job.timeline()]
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_a_fault_while_the_new_process_is_built_comes_first(
     tmp_path: Path, undisturbed: Run, victim: int
 ) -> None:
@@ -161,7 +163,7 @@ def test_a_standby_that_dies_is_no_fault_of_the_job(tmp_path: Path, undisturbed:
     assert [1, 1, 2, 1] == count_processes(tmp_path)
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_a_rank_that_dies_on_its_way_out_is_replaced(tmp_path: Path, undisturbed: Run, victim: int) -> None:
     """All were told to come together, and one who leaves, or one who stays, does not come."""
     with start(tmp_path, "--die-moving", str(victim)) as job:

@@ -99,7 +99,7 @@ def test_a_damaged_snapshot_is_noticed_and_the_one_before_is_used(
     assert "another source is looked for" in read_logs(tmp_path) + job.err
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.matrix)])
 def test_a_group_of_the_scripts_own_survives_a_kill(
     tmp_path: Path, undisturbed: Callable[[str], Run], rank: int
 ) -> None:

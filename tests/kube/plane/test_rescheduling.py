@@ -307,6 +307,7 @@ def test_a_lost_node_costs_one_restart(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_a_pod_without_room_costs_the_whole_job(stage: Stage) -> None:
     """The fall-back after the job's own limit; both restarts are counted, and neither against the limit."""
     stage.submit(GRACE, {"wait-reschedule-timeout": "30"}, policy={"backoffLimit": 1})

@@ -65,7 +65,7 @@ def main() -> int:
 def _scenes(ground: Ground, args: argparse.Namespace) -> list[tuple[str, Callable[[], Section]]]:
     quick = args.quick
     rounds = 1 if quick else args.rounds
-    others = tuple(each for each in OTHERS if not ((quick or args.no_slow) and each.slow))
+    others = tuple(each for each in OTHERS if not (args.alone or ((quick or args.no_slow) and each.slow)))
     scenes: dict[str, Callable[[], Section]] = {
         "one": lambda: measure_one(ground, rounds=rounds, pods=1000, chosen=others),
         "many": lambda: measure_many(
@@ -99,6 +99,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each contestant (3)")
     parser.add_argument("--only", action="append", choices=SCENES, metavar="SCENE", help=", ".join(SCENES))
     parser.add_argument("--no-slow", action="store_true", help="leave out contestants that take minutes")
+    parser.add_argument("--alone", action="store_true", help="leave out all other operators")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--keep", action="store_true", help="keep the operators' logs")
     return parser.parse_args()

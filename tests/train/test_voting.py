@@ -44,6 +44,8 @@ def test_every_vote_of_every_rank_counts_once(tmp_path: Path) -> None:
     found = sorted(results.get(timeout=60) for _ in ranks)
     for each in ranks:
         each.join(10)
+        each.close()
+    results.close()
     assert [(rank, []) for rank in range(WORLD)] == found
 
 
@@ -151,6 +153,8 @@ def test_who_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     other.start()
     votes.agree([mine, offers.get(timeout=30)], 60.0)
     other.join(30)
+    other.close()
+    offers.close()
     with pytest.raises(VoterGone, match="rank 1"):
         votes.add_up(0, (0.0, 0.0, 0.0))
 

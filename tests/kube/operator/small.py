@@ -134,20 +134,27 @@ class Story:
     """Every state that a job was in while this was open, in order; a watch sees what polling misses."""
 
     def __init__(self, site: Site, name: str) -> None:
+        self._site, self._name = site, name
         self._watch = site.kube.api.watch(JOBS.format(site.namespace), fieldSelector=f"metadata.name={name}")
         self.statuses: list[Json] = []
+        self._versions: list[str] = []
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def _follow(self) -> None:
         for event in self._watch:
             if event.type in {"ADDED", "MODIFIED"}:
                 self.statuses.append(event.object.get("status") or {})
+                self._versions.append(event.object["metadata"]["resourceVersion"])
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_details: object) -> None:
+        # What the test has read last may not have come through the watch yet.
+        last = self._site.kube.api.find(f"{JOBS.format(self._site.namespace)}/{self._name}")
+        if last is not None:
+            until(lambda: last["metadata"]["resourceVersion"] in self._versions, 20.0)
         self._watch.close()
         self._thread.join(5)
 

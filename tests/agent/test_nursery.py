@@ -112,14 +112,9 @@ def pids_in(text: str) -> list[int]:
 
 
 def fd_count(pid: int) -> int:
-    """Count the open file descriptors of a process."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def own_fds() -> int:
-    """Count those of this process, without what earlier tests have left to be collected."""
+    """Count the open file descriptors of a process; of this one without what earlier tests have left."""
     gc.collect()
-    return fd_count(os.getpid())
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 # A worker with a child in its group and one that left it; both would outlive it if nobody looked after them.
@@ -405,7 +400,7 @@ async def test_a_stopped_spare_is_replaced(tmp_path: Path) -> None:
 async def test_close_leaves_nothing_and_reports_everyone(tmp_path: Path) -> None:
     """Closing kills workers with all their descendants, and each is reported before close returns."""
     made = Ward(tmp_path, warm=LIGHT, spares=2)
-    before = own_fds()
+    before = fd_count(os.getpid())
     await made.nursery.start()
     assert await made.nursery.warm_ready(LIMIT_S)
     nursery, zygote = made.nursery.pid, made.nursery.zygote_pid
@@ -417,7 +412,7 @@ async def test_close_leaves_nothing_and_reports_everyone(tmp_path: Path) -> None
     assert {"a": Exit(signal=9), "b": Exit(signal=9)} == {k: e.exit for k, e in made.exits.items()}
     assert all(gone(pid) for pid in (nursery, zygote, *pids_in(made.out("a"))))
     assert 0 == made.lost
-    assert own_fds() <= before
+    assert fd_count(os.getpid()) <= before
     with pytest.raises(NurseryLostError):
         await made.spawn("c", "")
 
@@ -464,7 +459,7 @@ async def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
 
 async def test_a_killed_nursery_takes_its_workers_and_is_noticed(tmp_path: Path) -> None:
     """A kill -9 of the nursery ends every worker; each is reported with signal 9, then the loss itself."""
-    before = own_fds()
+    before = fd_count(os.getpid())
     async with ward(tmp_path, warm=LIGHT, spares=1) as w:
         for key in ("spare", "fork"):
             await w.spawn(key, FAMILY)
@@ -483,7 +478,7 @@ async def test_a_killed_nursery_takes_its_workers_and_is_noticed(tmp_path: Path)
         for pid in strays:  # Nobody is left who knows them: a session of its own needs the nursery alive.
             os.kill(pid, signal.SIGKILL)
     assert 1 == w.lost
-    assert own_fds() <= before
+    assert fd_count(os.getpid()) <= before
 
 
 async def test_a_killed_warm_process_costs_only_warmth(tmp_path: Path) -> None:

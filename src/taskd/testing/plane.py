@@ -235,7 +235,7 @@ class MemoryFaults:
         """Return the faults of a job."""
         return self._cluster.faults.get(job_id, JobFaults(job_id, Health.HEALTHY, (), ()))
 
-    def isolated(self, nodes: Iterable[str], *, ignores_sub_health: bool) -> Mapping[str, Scope]:  # noqa: ARG002
+    def isolated(self, nodes: Iterable[str], *, ignores_sub_health: bool) -> Mapping[str, Scope]:  # noqa: ARG002 - the plane asks so
         """Return those of the nodes that a test has isolated."""
         return {node: self._cluster.isolated[node] for node in nodes if node in self._cluster.isolated}
 

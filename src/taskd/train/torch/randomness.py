@@ -107,9 +107,8 @@ def _python_memory() -> tuple[bytes, object]:
     generator: Any = getattr(random.getstate, "__self__", None)
     if not isinstance(generator, random.Random) or not _IN_MEMORY:
         return b"", None
-    return ctypes.string_at(id(generator) + object.__basicsize__, _PYTHON_BYTES), vars(generator).get(
-        "gauss_next"
-    )
+    memory = ctypes.string_at(id(generator) + object.__basicsize__, _PYTHON_BYTES)
+    return memory, vars(generator).get("gauss_next")
 
 
 def _restore_python(data: bytes) -> None:

@@ -90,9 +90,8 @@ class Votes:
             self._count += 1
             self._shared.put(self._count, ballot)
             return
-        if (
-            self._work is not None
-        ):  # the last one was interrupted, and a thread of gloo's may still write there
+        if self._work is not None:
+            # The last one was interrupted, and a thread of gloo's may still write there.
             self._numbers = array("d", ballot)
             self._tensor = torch.frombuffer(self._numbers, dtype=torch.float64)
         self._numbers[:] = array("d", ballot)

@@ -14,9 +14,10 @@ from torch.distributed import Work, distributed_c10d
 
 from taskd.train.torch.devices import find
 from taskd.train.torch.fence import SocketFence
-from taskd.train.torch.groups import COLLECTIVES, GroupGone, Groups, StableGroup
+from taskd.train.torch.groups import GroupGone, Groups, StableGroup
 from taskd.train.torch.hooks import hook_groups
 from taskd.train.torch.notes import Alone, Noting, NotNoted, Origin, SetupNotes
+from taskd.train.torch.works import COLLECTIVES
 
 dist: Any = torch.distributed  # its stores are exported, but not for the type checker
 c10d: Any = distributed_c10d

@@ -44,6 +44,19 @@ def test_buffers_and_random_numbers_are_as_they_were() -> None:
     assert b"page 7" == own.place_in(kept)
 
 
+def test_what_has_not_changed_is_the_same_bytes() -> None:
+    module, own = Counting(), OwnState()
+    first = own.capture({"it": module}, b"7")
+    assert own.capture({"it": module}, b"7") is first
+
+    assert first != own.capture({"it": module}, b"8")
+    change(module)
+    changed = own.capture({"it": module}, b"7")
+    torch.rand(1)
+    drawn = own.capture({"it": module}, b"7")
+    assert 3 == len({first, changed, drawn})
+
+
 def test_what_was_the_same_elsewhere_stays_as_it_was_received() -> None:
     """A buffer that differs between ranks is the rank's own; one that does not came with the newer state."""
     mine, theirs, own = Counting(), Counting(), OwnState()

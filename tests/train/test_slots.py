@@ -35,6 +35,20 @@ def test_the_last_four_entries_are_there_newest_first(tmp_path: Path) -> None:
     assert last == slot.read() == read_entries(tmp_path / "slot")
 
 
+def test_the_same_bytes_may_be_written_again_and_again(tmp_path: Path) -> None:
+    """They are copied once to each place, and again where the file has become a larger one."""
+    slot = Slot(tmp_path / "slot", 100, create=True)
+    same = b"as before"
+    for step in range(9):
+        slot.write(step, 0, same)
+    assert [(step, 0, same) for step in (8, 7, 6, 5)] == slot.read()
+
+    slot.write(9, 1, b"L" * 5000)
+    for step in range(10, 14):
+        slot.write(step, 0, same)
+    assert [(step, 0, same) for step in (13, 12, 11, 10)] == slot.read()
+
+
 def test_an_empty_slot_has_no_entries(tmp_path: Path) -> None:
     assert [] == Slot(tmp_path / "slot", create=True).read()
     assert [] == read_entries(tmp_path / "nowhere")

@@ -31,42 +31,13 @@ from torch.distributed import ProcessGroup
 from taskd.train.torch.devices import NAMES, Device, find
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.notes import Alone, Noting, SetupNotes
-from taskd.train.torch.works import NEVER, Watching, Works
+from taskd.train.torch.works import COLLECTIVES, NEVER, Watching, Works
 
 log = logging.getLogger("taskd")
 
 _c10d = cast("Any", dist.distributed_c10d)
 _dist = cast("Any", dist)  # its stores and groups are exported, but not for the type checker
 
-# All that moves data, under the names of any version since 2.6; C++ and Python call by these names.
-COLLECTIVES = (
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "_allgather_base",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_into_tensor",
-    "gather_single",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "_reduce_scatter_base",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
 _OTHERS = (
     "_add_ephemeral_timeout",
     "_end_coalescing",

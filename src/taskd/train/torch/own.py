@@ -31,6 +31,8 @@ class OwnState:
     def __init__(self) -> None:
         """Know of nothing that cannot be kept."""
         self._unkept: set[str] = set()
+        self._parts: list[bytes] = []
+        self._captured = b""
 
     def capture(
         self,
@@ -45,8 +47,12 @@ class OwnState:
         rng = randomness.capture()
         parts = [_raw(buffer) for buffer in self._buffers(objects, modules)]
         states = self._states(objects)
-        head = LENGTH.pack(len(rng), sum(map(len, parts)), len(states), len(place))
-        return b"".join([head, rng, *parts, states, place])
+        all_parts = [rng, *parts, states, place]
+        # Where nothing has changed it is the very same bytes, which then need not be written again.
+        if all_parts != self._parts:
+            head = LENGTH.pack(len(rng), sum(map(len, parts)), len(states), len(place))
+            self._parts, self._captured = all_parts, b"".join([head, *all_parts])
+        return self._captured
 
     @staticmethod
     def place_in(data: bytes) -> bytes:
@@ -124,6 +130,8 @@ class OwnState:
     ) -> list[torch.Tensor]:
         """Return the buffers if they are small enough to be kept each step; large ones are tables."""
         found = buffers_of(modules_in(objects) if modules is None else modules)
+        if not found:
+            return []
         buffers = [local_part(buffer) for buffer in found]
         # One that was expanded is in fewer places than it has elements; nobody can write into it.
         buffers = [buffer for buffer in buffers if not _is_expanded(buffer)]

@@ -142,9 +142,11 @@ def _numpy_memory(numpy_random: Any) -> bytes:  # noqa: ANN401 - a module
     """Return the words and the position where NumPy has them: asking for them takes as long as a vote."""
     try:
         generator = numpy_random.get_bit_generator()
-        if type(generator).__name__ != "MT19937":
-            return b""
-        return ctypes.string_at(generator.ctypes.state_address, _NUMPY_WORDS + _POSITION.size)
+        if generator is not _numpy_before.generator:
+            if type(generator).__name__ != "MT19937":
+                return b""
+            _numpy_before.generator, _numpy_before.address = generator, generator.ctypes.state_address
+        return ctypes.string_at(_numpy_before.address, _NUMPY_WORDS + _POSITION.size)
     except AttributeError:  # before 1.24
         return b""
 
@@ -154,6 +156,8 @@ class _Before:
 
     memory = b""
     captured = b""
+    generator: object = None
+    address = 0
 
 
 class _AllBefore:

@@ -44,6 +44,36 @@ CROWD = 32
 WORKERS, POLLER = "pt_gloo_runloop", "gloo_tcp_loop"  # as torch and gloo name their threads
 WAITER = "taskd-waiter"
 
+# All that moves data, under the names of any version since 2.6; C++ and Python call by these names.
+COLLECTIVES = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "_allgather_base",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "_reduce_scatter_base",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
 _SAME = (
     "_get_duration",
     "_get_op_type",
@@ -119,6 +149,10 @@ class Watched(_Standing):
             raise Forgotten
         done: bool = self._work.wait()  # at once
         return done
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """DDP asks for it in every step."""
+        return self._future
 
     def is_over(self) -> bool:
         """It is when it is done."""
@@ -273,13 +307,15 @@ class Watching:
         self._limit_s = timeout.total_seconds()
         self._futureless: set[str] = set()
 
-    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - the group's attributes
-        found = getattr(self._real, operation)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the group's attributes
+        found = getattr(self._real, name)
         # Nothing of it is kept here: a cycle would hold the group, and its connections, after its end.
-        return functools.partial(self._begin, operation, found) if callable(found) else found
+        return functools.partial(self._begin, name, found) if callable(found) else found
 
     def _begin(self, operation: str, found: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        work = found(*args, **kwargs)
+        return self._watched(operation, found(*args, **kwargs), args)
+
+    def _watched(self, operation: str, work: Any, args: tuple[Any, ...]) -> Any:  # noqa: ANN401 - torch's own
         if not isinstance(work, Work):
             return work
         on_host = _is_on_host(args)
@@ -300,10 +336,23 @@ class Watching:
         self._limit_s = timeout.total_seconds()
 
 
+def _beginning(operation: str) -> Callable[..., Any]:
+    # One for each: DDP's buckets come through here, and a look-up by name takes longer than the rest.
+    def begin(self: Watching, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signatures
+        return self._watched(operation, getattr(self._real, operation)(*args, **kwargs), args)
+
+    begin.__name__ = operation
+    return begin
+
+
+for _name in COLLECTIVES:
+    setattr(Watching, _name, _beginning(_name))
+
+
 def _is_on_host(value: object) -> bool:
     """Tell where a call's tensors are; the first one is like all others."""
-    while isinstance(value, list | tuple):
+    while isinstance(value, (list, tuple)):
         if not value:
             return True
         value = value[0]
-    return not isinstance(value, torch.Tensor) or value.device.type == "cpu"
+    return not isinstance(value, torch.Tensor) or value.is_cpu

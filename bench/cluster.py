@@ -43,6 +43,9 @@ FOREVER = 100_000
 PODS, PER_POD = 3, 2
 MEMORY_ERROR, BROKEN, SLOW = "80E01801", "80E18005", "81B38009"
 IN_POD_LIMIT, READY_MORE_S, CUT_LIMIT_S, ORDER_LIMIT_MS = 1.5, 1.0, 5.0, 500.0
+STANDBY_LIMIT_S, STANDBY_CUT_LIMIT_S = 1.0, 3.0
+STANDBY_PODS = "taskd.io/standby-pods"
+WARM_S = 4.0
 PATIENCE_S = 90.0
 CUT_SETTLES_S = 0.5
 
@@ -58,7 +61,12 @@ class Bench:
 
     @contextmanager
     def job(
-        self, strategy: str = "", *, devices: bool = False, labels: Mapping[str, str] | None = None
+        self,
+        strategy: str = "",
+        *,
+        devices: bool = False,
+        labels: Mapping[str, str] | None = None,
+        standbys: int = 0,
     ) -> Iterator[PodJob]:
         """Run a job under a controller that is a control plane; it has settled, and trains on and on."""
         number = next(self.count)
@@ -76,6 +84,7 @@ class Bench:
                     backoff=100,
                     devices=devices,
                     labels=labels or {},
+                    annotations={STANDBY_PODS: str(standbys)} if standbys else {},
                 )
                 job = PodJob(self.cluster, namespace, out, form)
                 job.submit()
@@ -303,8 +312,8 @@ def measure_switches(bench: Bench) -> Result:
             steps.append(usual * 1000)
     result = Result()
     result.add("a step of the job that is switched", steps)
-    result.add("hot switch: longest step", pauses, median=2 * statistics.median(steps))
-    result.add("hot switch: steps of the old ranks meanwhile (10 or more)", meanwhile, "")
+    result.add("hot switch: longest step", pauses, worst=2 * statistics.median(steps))
+    result.add("hot switch: steps of the old ranks meanwhile", meanwhile, "steps", least=10)
     return result
 
 
@@ -341,12 +350,85 @@ def measure_cuts(bench: Bench) -> Result:
     return result
 
 
+# ----------------------------------------------------------------------------------- pods that are kept ready
+
+
+def measure_standbys(bench: Bench) -> Result:
+    """Delete a pod, and cut the cable of a node, of a job that keeps a pod ready."""
+    result = Result()
+    deleted: list[float] = []
+    cut: list[float] = []
+    with bench.job("recover", standbys=1) as job:
+        for _ in range(bench.rounds):
+            wait_standby(job)
+            name = job.places()[2]
+            began = time.monotonic()
+            job.cluster.kubectl("delete", "pod", "-n", job.namespace, name, "--wait=false")
+            wait_for(lambda name=name: job.places().get(2, name) != name)
+            settled(job)
+            deleted.append(resumed_s(job, began))
+    for _ in range(max(bench.rounds // 2, 1)):
+        with bench.job("recover", standbys=1) as job:
+            standby = wait_standby(job)
+            pods = bench.cluster.api.items(f"/api/v1/namespaces/{job.namespace}/pods")
+            nodes = {str(pod["metadata"]["name"]): str(pod["spec"]["nodeName"]) for pod in pods}
+            places = job.places()
+            free = {nodes[places[1]], nodes[places[2]]} - {nodes[places[0]], nodes[standby]}
+            if not free:
+                result.note("cut link: every worker shared its node with the master or the standby; once")
+                continue
+            node = min(free)
+            began = time.monotonic()
+            try:
+                bench.cluster.cut_link(node)
+                wait_for(lambda began=began: has_passed(began + CUT_SETTLES_S))
+                settled(job)
+                cut.append(resumed_s(job, began))
+            finally:
+                bench.cluster.mend_link(node)
+                bench.cluster.wait(partial(bench.cluster.node_ready, node), timeout_s=60, every_s=0.2)
+    result.add("pod deleted, a standby: deletion to the next step", deleted, "s", median=STANDBY_LIMIT_S)
+    result.add("link of a node cut, a standby: cut to the next step", cut, "s", median=STANDBY_CUT_LIMIT_S)
+    return result
+
+
+def wait_standby(job: PodJob) -> str:
+    """Wait until a pod that is kept ready has joined and its processes are warm; returns its name."""
+
+    def ready() -> str:
+        pods = job.cluster.api.items(f"/api/v1/namespaces/{job.namespace}/pods")
+        names = [
+            str(pod["metadata"]["name"])
+            for pod in pods
+            if (pod["metadata"].get("annotations") or {}).get("podType") == "standby"
+            and not pod["metadata"].get("deletionTimestamp")
+        ]
+        leader = job.places()[0]
+        said = job.cluster.kubectl("exec", "-n", job.namespace, leader, "--", "taskd", "status", check=False)
+        return next((name for name in names if name in said), "")
+
+    name: str = job.cluster.wait(ready, timeout_s=PATIENCE_S, every_s=0.3)
+    time.sleep(WARM_S)
+    settled(job)
+    return name
+
+
+def resumed_s(job: PodJob, began: float) -> float:
+    """Return how long after a moment the longest pause of any rank since then was over."""
+    ends = []
+    for rank in range(job.world):
+        times = [at for at in job.committed(rank).values() if at > began - PAUSE_S]
+        ends.append(max((after - before, after) for before, after in itertools.pairwise(times))[1])
+    return max(ends) - began
+
+
 FIGURES: dict[str, Callable[[Bench], Result]] = {
     "kills": measure_kills,
     "deletions": measure_deletions,
     "devices": measure_devices,
     "switches": measure_switches,
     "cuts": measure_cuts,
+    "standbys": measure_standbys,
 }
 
 
@@ -373,7 +455,7 @@ def main() -> int:
     if args.json:
         found = {row.name: row.samples for _, result in sections for row in result.rows}
         args.json.write_text(json.dumps(found, indent=1))
-    return 0
+    return 1 if any(row.verdict == "NO" for _, result in sections for row in result.rows) else 0
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: samples in one unit and perhaps a limit for their median, their worst, or both."""
+    """One line: samples in one unit, and perhaps limits: of their median, their worst, their least."""
 
     name: str
     samples: tuple[float, ...]
     unit: str = "ms"
     median_limit: float | None = None
     worst_limit: float | None = None
+    least_limit: float | None = None
 
     @property
     def median(self) -> float:
@@ -37,6 +38,8 @@ class Row:
         """Return yes or no; nothing where there is no limit."""
         limits = [(self.median, self.median_limit), (self.worst, self.worst_limit)]
         checks = [value <= limit for value, limit in limits if limit is not None]
+        if self.least_limit is not None:
+            checks.append(min(self.samples, default=float("nan")) >= self.least_limit)
         return ("yes" if all(checks) else "NO") if checks else ""
 
     @property
@@ -47,7 +50,10 @@ class Row:
             parts.append(f"median {self.median_limit:g}")
         if self.worst_limit is not None:
             parts.append(f"worst {self.worst_limit:g}")
-        return " ".join(["<=", ", ".join(parts), self.unit]) if parts else ""
+        said = [" ".join(["<=", ", ".join(parts), self.unit])] if parts else []
+        if self.least_limit is not None:
+            said.append(f">= {self.least_limit:g} {self.unit}")
+        return " and ".join(said).rstrip()
 
 
 @dataclass(slots=True)
@@ -65,9 +71,10 @@ class Result:
         *,
         median: float | None = None,
         worst: float | None = None,
+        least: float | None = None,
     ) -> None:
         """Add a row."""
-        self.rows.append(Row(name, tuple(samples), unit, median, worst))
+        self.rows.append(Row(name, tuple(samples), unit, median, worst, least))
 
     def note(self, text: str) -> None:
         """Add a remark."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core import node as node_machine
+from taskd.core.failures import Budget
 from taskd.core.jobstate import NodeAnnounced, Relief, SendOrder, SendWorkers, Ticked
 from taskd.core.launch import JobOptions, Plan, compute_places
 from taskd.core.messages import (
@@ -559,3 +560,33 @@ def test_a_failed_step_is_refused_at_once_where_it_may_not_be_tried_again() -> N
         play.report("0", Trouble(1, 0, 5, "RuntimeError: no", "", kind))
         (told,) = [e for e in play.effects if isinstance(e, SendWorkers)]
         assert isinstance(told.message, Denied)
+
+
+# --- what is allowed and not built -------------------------------------------------------------------------
+
+
+def test_elastic_training_is_skipped_and_the_reason_says_so() -> None:
+    """On the way down to a restart, to a dump and to the end; without it in the list nobody hears of it."""
+    skipped = "elastic-training was skipped: it is not supported yet"
+    restarted, dumped = keeping_with("elastic-training", "exit"), keeping_with("elastic-training", "dump")
+    plain = keeping_with("exit")
+    ended = keeping_with("elastic-training", "exit")
+    ended.job = replace(ended.job, budget=Budget(0))
+    for play in (restarted, dumped, plain, ended):
+        play.exited("1", KILLED, step=4)
+        play.restart()
+
+    why = "since recover-in-place is not among the strategies"
+    assert f"{why}; {skipped} (fault 1" in restarted.incidents[1].reason
+    assert ("dump", True) == (dumped.incidents[1].strategy, skipped in dumped.incidents[1].reason)
+    assert ("exit", True) == (ended.incidents[1].strategy, skipped in ended.incidents[1].reason)
+    assert f"{why} (fault 1" in plain.incidents[1].reason
+
+
+def test_elastic_training_is_no_word_where_something_finer_fits() -> None:
+    """It comes after what recovers from memory, so nothing was skipped."""
+    play = keeping_with("elastic-training", "recover-in-place", "exit")
+    play.exited("1", KILLED, step=4)
+
+    assert "recover-in-place" == play.incidents[1].strategy
+    assert "elastic" not in play.incidents[1].reason

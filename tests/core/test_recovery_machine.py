@@ -37,7 +37,7 @@ from taskd.core.nodestate import (
     Tell,
 )
 from taskd.core.recovery import LIMIT_S
-from taskd.core.regroup import Kind, Offer, decide_regroup, plan_transfers
+from taskd.core.regroup import decide_regroup
 from taskd.core.status import JobPhase
 from tests.core.scenes import KILLED, RAISED, Scene
 
@@ -392,39 +392,6 @@ def test_a_rank_without_replica_and_without_a_finished_snapshot_takes_all_one_st
     assert "nobody has the state of rank 1 at step 6" == decide_regroup(lost)
 
 
-def test_a_damaged_replica_is_outvoted_and_repaired() -> None:
-    """Rank 2's tensors differ from those of 0 and 3: nobody receives them, and rank 2 receives too."""
-    offers = {rank: Offer(rank, 1, holds=rank != 1, digest=9 if rank == 2 else 7) for rank in range(4)}
-    plan = plan_transfers(offers)
-
-    assert [(1, 0, Kind.REPLICA), (2, 0, Kind.REPLICA)] == [
-        (move.receiver, move.source, move.kind) for move in plan.moves
-    ]
-    assert ["the state of rank 2 differed from its replicas' and was replaced"] == list(plan.notes)
-
-
-def test_sources_are_taken_in_their_order_and_a_rank_without_any_is_named() -> None:
-    """A replica, the own node's snapshot, a buddy's copy; the own small state from whoever kept it."""
-    offers = {
-        0: Offer(0, 1, holds=True, digest=7, own=(0,)),
-        1: Offer(1, 1, holds=False, needs_own=True, snapshots=(1,)),
-        2: Offer(2, 2, holds=False, needs_own=True, snapshots=(2,), own=(2,)),
-        3: Offer(3, 3, holds=False, needs_own=True),
-        4: Offer(4, 4, holds=True, digest=1, snapshots=(3,), own=(4, 1)),
-        5: Offer(5, 5, holds=False),
-    }
-    plan = plan_transfers(offers)
-
-    assert {
-        (1, 0, Kind.REPLICA),
-        (2, 2, Kind.SNAPSHOT),
-        (3, 4, Kind.SNAPSHOT),
-        (1, 4, Kind.OWN),
-    } == {(move.receiver, move.source, move.kind) for move in plan.moves}
-    assert (5,) == plan.orphans
-    assert ["what rank 3 alone had (its random state) was kept nowhere"] == list(plan.notes)
-
-
 def node_at_work() -> NodeState:
     """A node with ranks 0 and 1 running in generation 1."""
     plan = plan_of(1)
@@ -590,3 +557,21 @@ def test_elastic_training_is_no_word_where_something_finer_fits() -> None:
 
     assert "recover-in-place" == play.incidents[1].strategy
     assert "elastic" not in play.incidents[1].reason
+
+
+# --- where state came from ---------------------------------------------------------------------------------
+
+
+def test_an_incident_says_from_where_ranks_got_their_state() -> None:
+    """The first rank tells it with the news that it is restored."""
+    play = keeping()
+    play.exited("1", KILLED, step=4)
+    for node in NODES:
+        stand(play, node, state=node != "1", step=0 if node == "1" else 5, store="h:1" if node == "0" else "")
+    told = ("rank 1 gets its state from rank 0",)
+    for step, notes in ((-1, told), (5, ())):
+        for node in NODES:
+            said = notes if node == "0" else ()
+            play.report(node, Progress(2, play.rank(node), joined=True, step=step, ready=True, notes=said))
+
+    assert ("recovered", told) == (play.incidents[1].outcome, play.incidents[1].status().notes)

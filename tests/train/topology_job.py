@@ -1,9 +1,9 @@
 """A small run in a topology of four ranks, written as a user would, for recovery tests.
 
 ``--kind`` chooses: ``hsdp`` (2 replicas x 2 shards), ``fsdp`` (4 shards), ``tp`` (2 data x 2 tensor
-parallel), ``pp`` (2 data x 2 stages) and ``own`` (DDP over a group that the script made by itself). Every
-committed step goes to a ledger. ``--die POINT:RANK:STEP`` makes a rank kill itself and ``--raise`` fail once,
-in its first process only.
+parallel), ``pp`` (2 stages x 2 data) and ``own`` (DDP over a group that the script made by itself). Every
+committed step goes to a ledger, and each step that was computed to a file of its process.
+``--die POINT:RANK:STEP`` makes a rank kill itself and ``--raise`` fail once, in its first process only.
 """
 
 import argparse
@@ -34,7 +34,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--kind", required=True)
 parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--pause", type=float, default=0.02, help="of each step, until there is a file hurry")
 parser.add_argument("--die", action="append", default=[])
 parser.add_argument("--outside", action="store_true", help="turn the schedule in the body of the loop")
 parser.add_argument("--corrupt", default="", help="RANK:STEP, its newest snapshot; killed then")
@@ -242,7 +242,8 @@ def train_step(step: int) -> float:
     generator = torch.Generator().manual_seed(1000 * step + data_rank)
     x = torch.randn(8, 16, generator=generator)
     y = torch.randint(0, 8, (8,), generator=generator)
-    time.sleep(args.pause)
+    if not (args.out / "hurry").exists():
+        time.sleep(args.pause)
     optimizer.zero_grad()
     # A first stage has no loss of its own; what it propagates back comes from the next one.
     first = args.kind == "pp" and job.rank < 2
@@ -251,6 +252,8 @@ def train_step(step: int) -> float:
     if args.kind != "pp":
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    with (args.out / f"computed-{job.rank}-{os.getpid()}.txt").open("a") as file:
+        file.write(f"{step}\n")
     if not args.outside:
         scheduler.step()
     return float(loss.item())

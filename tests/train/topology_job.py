@@ -173,13 +173,11 @@ class Stage(nn.Module):
 
 
 def pipeline() -> tuple[nn.Module, Any]:
-    """Two stages of two ranks each, with groups made by hand; the two stages have nearly equal parameters."""
-    init_process_group("gloo")
-    lines = [dist.new_group([rank, rank + 2]) for rank in range(2)]
-    stages = [dist.new_group([2 * stage, 2 * stage + 1]) for stage in range(2)]
-    model = Stage(lines[job.rank % 2])
-    mine = stages[job.rank // 2]
-    return model, job.wrap(lambda: DistributedDataParallel(model, process_group=mine, bucket_cap_mb=0.01))
+    """Two stages of two ranks each, in a DeviceMesh; the two stages have nearly equal parameters."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    model = Stage(mesh.get_group("pp"))
+    replicas = mesh.get_group("dp")
+    return model, job.wrap(lambda: DistributedDataParallel(model, process_group=replicas, bucket_cap_mb=0.01))
 
 
 def own_group() -> tuple[nn.Module, Any]:
@@ -252,10 +250,10 @@ def train_step(step: int) -> float:
     if args.kind != "pp":
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    with (args.out / f"computed-{job.rank}-{os.getpid()}.txt").open("a") as file:
-        file.write(f"{step}\n")
     if not args.outside:
         scheduler.step()
+    with (args.out / f"computed-{job.rank}-{os.getpid()}.txt").open("a") as file:
+        file.write(f"{step}\n")
     return float(loss.item())
 
 

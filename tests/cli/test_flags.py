@@ -291,6 +291,13 @@ def test_a_pod_s_environment_says_which_recovery_is_allowed(
     ).recover_strategies
 
 
+def test_all_six_strategies_are_taken_together() -> None:
+    """Also ``elastic-training``, which is skipped when its turn comes."""
+    six = ("retry", "recover-in-place", "recover", "elastic-training", "dump", "exit")
+
+    assert six == parse("--recover-strategy", ",".join(six)).recover_strategies
+
+
 def test_a_wrong_strategy_in_the_environment_names_the_variable() -> None:
     with pytest.raises(FlagError, match=r"TASKD_RECOVER_STRATEGY=pray in the environment.*not pray"):
         parse(machine=make_machine(env={"TASKD_RECOVER_STRATEGY": "pray"}))

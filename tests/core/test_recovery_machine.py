@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core import node as node_machine
+from taskd.core.failures import Budget
 from taskd.core.jobstate import NodeAnnounced, Relief, SendOrder, SendWorkers, Ticked
 from taskd.core.launch import JobOptions, Plan, compute_places
 from taskd.core.messages import (
@@ -36,7 +37,7 @@ from taskd.core.nodestate import (
     Tell,
 )
 from taskd.core.recovery import LIMIT_S
-from taskd.core.regroup import Kind, Offer, decide_regroup, plan_transfers
+from taskd.core.regroup import decide_regroup
 from taskd.core.status import JobPhase
 from tests.core.scenes import KILLED, RAISED, Scene
 
@@ -391,39 +392,6 @@ def test_a_rank_without_replica_and_without_a_finished_snapshot_takes_all_one_st
     assert "nobody has the state of rank 1 at step 6" == decide_regroup(lost)
 
 
-def test_a_damaged_replica_is_outvoted_and_repaired() -> None:
-    """Rank 2's tensors differ from those of 0 and 3: nobody receives them, and rank 2 receives too."""
-    offers = {rank: Offer(rank, 1, holds=rank != 1, digest=9 if rank == 2 else 7) for rank in range(4)}
-    plan = plan_transfers(offers)
-
-    assert [(1, 0, Kind.REPLICA), (2, 0, Kind.REPLICA)] == [
-        (move.receiver, move.source, move.kind) for move in plan.moves
-    ]
-    assert ["the state of rank 2 differed from its replicas' and was replaced"] == list(plan.notes)
-
-
-def test_sources_are_taken_in_their_order_and_a_rank_without_any_is_named() -> None:
-    """A replica, the own node's snapshot, a buddy's copy; the own small state from whoever kept it."""
-    offers = {
-        0: Offer(0, 1, holds=True, digest=7, own=(0,)),
-        1: Offer(1, 1, holds=False, needs_own=True, snapshots=(1,)),
-        2: Offer(2, 2, holds=False, needs_own=True, snapshots=(2,), own=(2,)),
-        3: Offer(3, 3, holds=False, needs_own=True),
-        4: Offer(4, 4, holds=True, digest=1, snapshots=(3,), own=(4, 1)),
-        5: Offer(5, 5, holds=False),
-    }
-    plan = plan_transfers(offers)
-
-    assert {
-        (1, 0, Kind.REPLICA),
-        (2, 2, Kind.SNAPSHOT),
-        (3, 4, Kind.SNAPSHOT),
-        (1, 4, Kind.OWN),
-    } == {(move.receiver, move.source, move.kind) for move in plan.moves}
-    assert (5,) == plan.orphans
-    assert ["what rank 3 alone had (its random state) was kept nowhere"] == list(plan.notes)
-
-
 def node_at_work() -> NodeState:
     """A node with ranks 0 and 1 running in generation 1."""
     plan = plan_of(1)
@@ -559,3 +527,51 @@ def test_a_failed_step_is_refused_at_once_where_it_may_not_be_tried_again() -> N
         play.report("0", Trouble(1, 0, 5, "RuntimeError: no", "", kind))
         (told,) = [e for e in play.effects if isinstance(e, SendWorkers)]
         assert isinstance(told.message, Denied)
+
+
+# --- what is allowed and not built -------------------------------------------------------------------------
+
+
+def test_elastic_training_is_skipped_and_the_reason_says_so() -> None:
+    """On the way down to a restart, to a dump and to the end; without it in the list nobody hears of it."""
+    skipped = "elastic-training was skipped: it is not supported yet"
+    restarted, dumped = keeping_with("elastic-training", "exit"), keeping_with("elastic-training", "dump")
+    plain = keeping_with("exit")
+    ended = keeping_with("elastic-training", "exit")
+    ended.job = replace(ended.job, budget=Budget(0))
+    for play in (restarted, dumped, plain, ended):
+        play.exited("1", KILLED, step=4)
+        play.restart()
+
+    why = "since recover-in-place is not among the strategies"
+    assert f"{why}; {skipped} (fault 1" in restarted.incidents[1].reason
+    assert ("dump", True) == (dumped.incidents[1].strategy, skipped in dumped.incidents[1].reason)
+    assert ("exit", True) == (ended.incidents[1].strategy, skipped in ended.incidents[1].reason)
+    assert f"{why} (fault 1" in plain.incidents[1].reason
+
+
+def test_elastic_training_is_no_word_where_something_finer_fits() -> None:
+    """It comes after what recovers from memory, so nothing was skipped."""
+    play = keeping_with("elastic-training", "recover-in-place", "exit")
+    play.exited("1", KILLED, step=4)
+
+    assert "recover-in-place" == play.incidents[1].strategy
+    assert "elastic" not in play.incidents[1].reason
+
+
+# --- where state came from ---------------------------------------------------------------------------------
+
+
+def test_an_incident_says_from_where_ranks_got_their_state() -> None:
+    """The first rank tells it with the news that it is restored."""
+    play = keeping()
+    play.exited("1", KILLED, step=4)
+    for node in NODES:
+        stand(play, node, state=node != "1", step=0 if node == "1" else 5, store="h:1" if node == "0" else "")
+    told = ("rank 1 gets its state from rank 0",)
+    for step, notes in ((-1, told), (5, ())):
+        for node in NODES:
+            said = notes if node == "0" else ()
+            play.report(node, Progress(2, play.rank(node), joined=True, step=step, ready=True, notes=said))
+
+    assert ("recovered", told) == (play.incidents[1].outcome, play.incidents[1].status().notes)

@@ -73,6 +73,12 @@ def test_s3_10_without_recovery_in_the_process_the_watchdog_stays_on() -> None:
     assert () == watchdogs_of_taskd({}, ("dump", "exit"))
 
 
+def test_s3_10_a_strategy_that_is_not_built_turns_no_watchdog_off() -> None:
+    """``elastic-training`` is skipped, and a restart follows. Beside ``retry`` it makes no difference."""
+    assert () == watchdogs_of_taskd({}, ("elastic-training", "exit"))
+    assert watchdogs_of_taskd({}, ("retry",)) == watchdogs_of_taskd({}, ("retry", "elastic-training"))
+
+
 @pytest.mark.parametrize(
     "text", ["{3:8,10:9}", "{3:8, 10:9}", " { 3 : 8 , 10 : 9 } ", '{"3":8,"10":9}', "{3:8,10:9,}"]
 )

@@ -155,9 +155,27 @@ def test_damaged_memory_is_repaired_from_a_replica(tmp_path: Path, undisturbed: 
     assert [(5, 2), (9, 0)] == [(each["step"], each["rank"]) for each in incidents[:2]]
     assert {("uce", "retry")} == {(each["kind"], each["strategy"]) for each in incidents[:3]}
     assert {1, 3} >= {each["rank"] for each in incidents[2:]}
+    assert [["rank 2 gets its state from rank 0"], ["rank 0 gets its state from rank 1"]] == [
+        each["notes"] for each in incidents[:2]
+    ]
     for incident in incidents[:3]:
         assert "and state optimizer.exp_avg overwritten" in incident["what"]
     assert "recovered" == job.timeline()[-1]["outcome"]
+
+
+def test_with_the_first_replica_damaged_too_the_next_one_is_used_and_named(
+    tmp_path: Path, undisturbed: Run
+) -> None:
+    """A uce of rank 2; rank 0, the first that has the same state, has lost a bit and does not know it."""
+    faults = write_faults(tmp_path, {"step": 8, "rank": 2, "kind": "uce"})
+    job = train(tmp_path, "--corrupt", "0:8", flags=faults)
+
+    (incident,) = assert_recovered(undisturbed, job)
+    assert ("uce", "retry", 2) == (incident["kind"], incident["strategy"], incident["rank"])
+    assert [
+        "the state of rank 0 differed from its replicas' and was replaced",
+        "ranks 0, 2 get their state from rank 1",
+    ] == incident["notes"]
 
 
 def test_a_broken_network_is_made_anew(tmp_path: Path, undisturbed: Run) -> None:

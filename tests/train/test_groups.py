@@ -336,6 +336,21 @@ def test_notes_of_another_start_or_damaged_ones_are_not_used(world: World) -> No
     assert kept == notes.export()  # for whoever comes next
 
 
+def test_a_rank_without_notes_takes_away_none_that_are_kept(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replacement that asked nothing has none; only where there are no older ones is that worth a word."""
+    mine = SetupNotes(world.path, Origin(1, 1, 4))
+    mine.take("broadcast", "0", [torch.tensor([5])])
+    mine.save()
+    keeper = SetupNotes(world.path, Origin(1, 3, 4))
+    keeper.keep(1, b"\0")
+
+    assert (True, "") == (keeper.has(1), caplog.text)
+    keeper.keep(2, b"\0")
+    assert "rank 2 has no notes that could be kept elsewhere" in caplog.text
+
+
 def test_a_replacement_without_notes_does_not_guess_a_seed(world: World) -> None:
     """Weights may be anything until the state comes; a number that all must agree on may not."""
     world.begin(alone=True)

@@ -126,10 +126,11 @@ def _other(job: RunningJob, first: int) -> int:
 
 
 def test_without_the_strategy_all_ranks_restart(tmp_path: Path) -> None:
-    """``--recover-strategy exit`` allows no recovery from memory: the reason says what was done instead."""
+    """``elastic-training,exit`` allows no recovery from memory: the reason says so, and what is not built."""
     faults = write_faults(tmp_path, {"step": 8, "rank": 1, "kind": "kill"})
-    job = train(tmp_path, flags=("--recover-strategy", "exit", *faults))
+    job = train(tmp_path, flags=("--recover-strategy", "elastic-training,exit", *faults))
 
     (incident,) = job.timeline()
     assert "restart" == incident["strategy"]
     assert "recover-in-place is not among the strategies" in incident["reason"]
+    assert "elastic-training was skipped: it is not supported yet" in incident["reason"]

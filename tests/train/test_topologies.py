@@ -10,12 +10,15 @@ from tests.roles.harness import RunningJob
 from tests.train import runs
 from tests.train.runs import (
     TOPOLOGY,
+    TWO_NODES,
     WORLD,
     Run,
     assert_same,
     count_processes,
+    finish,
     read_logs,
     read_run,
+    start,
     write_faults,
 )
 
@@ -97,6 +100,68 @@ def test_a_damaged_snapshot_is_noticed_and_the_one_before_is_used(
 
     assert_same(undisturbed("fsdp"), tmp_path, (1,))
     assert "another source is looked for" in read_logs(tmp_path) + job.err
+
+
+def train_without(home: Path, kind: str, *lost: int) -> RunningJob:
+    """Run the job on two nodes, and take nodes away one after the other; there is a spare one for each."""
+    flags = ("--spare-nodes", str(len(lost)))
+    words = ("--kind", kind, "--pause", "0.4")
+    with start(home, *words, script=TOPOLOGY, steps=STEPS, nodes=TWO_NODES, flags=flags) as job:
+        at = 2
+        for node in lost:
+            before = job.at_step(at)
+            at = max(rank["step"] for rank in before["ranks"]) + 3
+            job.cli("inject", "kill", "--node", str(node))
+            job.past_generation(before["generation"])
+        finish(job)
+    return job
+
+
+def count_replayed(home: Path, rank: int) -> int:
+    """Return how many steps a rank that has kept its process has computed a second time."""
+    (file,) = home.glob(f"computed-{rank}-*.txt")
+    computed = file.read_text().split()
+    return len(computed) - len(set(computed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "replayed", "source"),
+    [
+        ("fsdp", 1, 1, "ranks 2-3 get their state from their buddy's copy, kept by ranks 0-1"),
+        pytest.param(
+            *("fsdp", 0, 1, "ranks 0-1 get their state from their buddy's copy, kept by ranks 2-3"),
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param("hsdp", 0, 0, "ranks 0-1 get their state from ranks 2-3", marks=pytest.mark.matrix),
+        pytest.param("tp", 1, 0, "ranks 2-3 get their state from ranks 0-1", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_lost_node_comes_up_on_a_spare_one(
+    tmp_path: Path, undisturbed: Callable[[str], Run], kind: str, node: int, replayed: int, source: str
+) -> None:
+    """Its parts are with buddies on the other node (plain FSDP), or are replicas there, one on each node.
+
+    The survivors keep their processes. What only a buddy has is a step older: that one is computed again.
+    """
+    job = train_without(tmp_path, kind, node)
+
+    lost = (2 * node, 2 * node + 1)
+    assert_same(undisturbed(kind), tmp_path, lost)
+    assert [2 if rank in lost else 1 for rank in range(WORLD)] == count_processes(tmp_path)
+    (incident,) = job.timeline()
+    assert ("recover", "recovered") == (incident["strategy"], incident["outcome"])
+    assert source in incident["notes"]
+    assert replayed >= max(count_replayed(tmp_path, rank) for rank in range(WORLD) if rank not in lost)
+
+
+@pytest.mark.matrix
+def test_what_buddies_keep_moves_along(tmp_path: Path, undisturbed: Callable[[str], Run]) -> None:
+    """Plain FSDP: after a loss all parts are with buddies again, so that the other node may be lost next."""
+    job = train_without(tmp_path, "fsdp", 1, 0)
+
+    assert_same(undisturbed("fsdp"), tmp_path, (0, 1, 2, 3))
+    assert [2, 2, 2, 2] == count_processes(tmp_path)
+    assert [("recover", "recovered")] * 2 == [(each["strategy"], each["outcome"]) for each in job.timeline()]
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.matrix)])

@@ -1,9 +1,9 @@
 """A small run in a topology of four ranks, written as a user would, for recovery tests.
 
 ``--kind`` chooses: ``hsdp`` (2 replicas x 2 shards), ``fsdp`` (4 shards), ``tp`` (2 data x 2 tensor
-parallel), ``pp`` (2 data x 2 stages) and ``own`` (DDP over a group that the script made by itself). Every
-committed step goes to a ledger. ``--die POINT:RANK:STEP`` makes a rank kill itself and ``--raise`` fail once,
-in its first process only.
+parallel), ``pp`` (2 stages x 2 data) and ``own`` (DDP over a group that the script made by itself). Every
+committed step goes to a ledger, and each step that was computed to a file of its process.
+``--die POINT:RANK:STEP`` makes a rank kill itself and ``--raise`` fail once, in its first process only.
 """
 
 import argparse
@@ -34,7 +34,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--kind", required=True)
 parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--pause", type=float, default=0.02, help="of each step, until there is a file hurry")
 parser.add_argument("--die", action="append", default=[])
 parser.add_argument("--outside", action="store_true", help="turn the schedule in the body of the loop")
 parser.add_argument("--corrupt", default="", help="RANK:STEP, its newest snapshot; killed then")
@@ -173,13 +173,11 @@ class Stage(nn.Module):
 
 
 def pipeline() -> tuple[nn.Module, Any]:
-    """Two stages of two ranks each, with groups made by hand; the two stages have nearly equal parameters."""
-    init_process_group("gloo")
-    lines = [dist.new_group([rank, rank + 2]) for rank in range(2)]
-    stages = [dist.new_group([2 * stage, 2 * stage + 1]) for stage in range(2)]
-    model = Stage(lines[job.rank % 2])
-    mine = stages[job.rank // 2]
-    return model, job.wrap(lambda: DistributedDataParallel(model, process_group=mine, bucket_cap_mb=0.01))
+    """Two stages of two ranks each, in a DeviceMesh; the two stages have nearly equal parameters."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    model = Stage(mesh.get_group("pp"))
+    replicas = mesh.get_group("dp")
+    return model, job.wrap(lambda: DistributedDataParallel(model, process_group=replicas, bucket_cap_mb=0.01))
 
 
 def own_group() -> tuple[nn.Module, Any]:
@@ -242,7 +240,8 @@ def train_step(step: int) -> float:
     generator = torch.Generator().manual_seed(1000 * step + data_rank)
     x = torch.randn(8, 16, generator=generator)
     y = torch.randint(0, 8, (8,), generator=generator)
-    time.sleep(args.pause)
+    if not (args.out / "hurry").exists():
+        time.sleep(args.pause)
     optimizer.zero_grad()
     # A first stage has no loss of its own; what it propagates back comes from the next one.
     first = args.kind == "pp" and job.rank < 2
@@ -253,6 +252,8 @@ def train_step(step: int) -> float:
     optimizer.step()
     if not args.outside:
         scheduler.step()
+    with (args.out / f"computed-{job.rank}-{os.getpid()}.txt").open("a") as file:
+        file.write(f"{step}\n")
     return float(loss.item())
 
 

@@ -122,7 +122,7 @@ def timeline_table(incidents: Sequence[IncidentStatus]) -> tuple[Row, list[Row]]
             f"{one.downtime_ms:.1f}",
             one.strategy or "-",
             one.outcome or "-",
-            one.reason or one.what,
+            "; ".join((one.reason or one.what, *one.notes)),
         )
         for one in incidents
     ]

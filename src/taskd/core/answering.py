@@ -53,7 +53,13 @@ def answer_now(
 
 
 def fall_through(job: Job, now: float, stamp: float, fault: Fault) -> Outcome:
-    """Save what the living have before it is given up, where that is wanted and possible."""
+    """Save what the living have before it is given up, where that is wanted and possible.
+
+    What was allowed and comes before that, but is not built, is named in the reason.
+    """
+    if skipped := job.options.skipped:
+        why = "; ".join(filter(None, (fault.culprit.why_restart, skipped)))
+        fault = replace(fault, culprit=replace(fault.culprit, why_restart=why))
     if can_save(job):
         return begin_saving(job, now, stamp, fault)
     return restart_all(job, now, stamp, fault)

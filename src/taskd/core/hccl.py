@@ -22,7 +22,7 @@ HCCL_WATCHDOG = "HCCL_ASYNC_ERROR_HANDLING"
 NCCL_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 OLD_NCCL_WATCHDOG = "NCCL_ASYNC_ERROR_HANDLING"
 WATCHDOG_OFF = "0"
-IN_PROCESS = frozenset({"retry", "recover", "recover-in-place", "elastic-training"})
+IN_PROCESS = frozenset({"retry", "recover", "recover-in-place"})
 
 _ENTRY = re.compile(r"\s*(\w+)\s*:\s*(\d{1,9})\s*")
 

@@ -31,7 +31,11 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A fault and the recovery from it. ``marks`` tells when each phase ended."""
+    """A fault and the recovery from it. ``marks`` tells when each phase ended.
+
+    ``notes`` are what was learned on the way, and not known when the ``reason`` was given: who got its state
+    from where, and which copies differed.
+    """
 
     number: int
     started_at: float
@@ -48,6 +52,7 @@ class Incident:
     failed_stamp: float = 0.0
     stack: str = ""
     marks: dict[PhaseName, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def mark(self, phase: PhaseName, now: float) -> "Incident":
         """Note that a phase ended now; the first note counts."""
@@ -83,6 +88,7 @@ class Incident:
             phases_ms=self.phases_ms(),
             started_at=self.started_at,
             stack=self.stack,
+            notes=self.notes,
         )
 
 

@@ -156,7 +156,8 @@ class OrderDone:
 class Progress:
     """A worker joined or reached its first step of this generation: told at once, not with the next beat.
 
-    ``ready`` means that it holds its state and can take part in a recovery from memory.
+    ``ready`` means that it holds its state and can take part in a recovery from memory. ``notes`` are what
+    people should know of how it got there; one rank says them for all.
     """
 
     generation: int
@@ -164,6 +165,7 @@ class Progress:
     joined: bool
     step: int
     ready: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def _events_of(incident: IncidentStatus, start_us: float) -> list[TraceEvent]:
         "step": incident.step,
         "strategy": incident.strategy,
         "reason": incident.reason,
+        "notes": list(incident.notes),
         "outcome": incident.outcome,
         "generation": incident.generation,
         "downtime_ms": incident.downtime_ms,

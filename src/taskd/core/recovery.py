@@ -343,6 +343,8 @@ def take_progress(job: Job, now: float, progress: Progress) -> Outcome:
     incident = job.incident
     world = job.plan.world_size
     if incident is not None:
+        if progress.notes:
+            incident = replace(incident, notes=progress.notes)
         if len(recovering.joined) == world:
             incident = incident.mark(PhaseName.JOIN, now)
         if len(recovering.restored) == world:

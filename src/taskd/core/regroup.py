@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from taskd.core.messages import Regroup, Save, Standing
 
+MOST_NAMED = 8  # runs of ranks in one sentence
+
 
 def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
     """Decide to which step all go and who needs a state; or say why there is no such step.
@@ -165,7 +167,11 @@ def plan_transfers(offers: Mapping[int, Offer]) -> Transfers:
 
 
 def _trusted(offers: Mapping[int, Offer], notes: list[str]) -> tuple[set[int], set[int]]:
-    """Return the holders whose tensors agree with most of their replicas', and those that are alone."""
+    """Return the holders whose tensors agree with most of their replicas', and those that do not.
+
+    It takes three copies to outvote one. Of two that differ, or as many against as many, the lowest rank's
+    is taken: all ranks go on with one state, be it the right one or not.
+    """
     trusted: set[int] = set()
     odd: set[int] = set()
     for part in sorted({offer.part for offer in offers.values()}):
@@ -175,12 +181,17 @@ def _trusted(offers: Mapping[int, Offer], notes: list[str]) -> tuple[set[int], s
             trusted.update(holders)
             continue
         most = max(votes.values())
-        # In a tie there is no telling who is right; the lowest rank's is as good as any.
-        right = next(offers[rank].digest for rank in holders if votes[offers[rank].digest] == most)
-        wrong = [rank for rank in holders if offers[rank].digest != right]
-        named = ", ".join(map(str, wrong))
-        sure = "" if list(votes.values()).count(most) == 1 else " (as many as agree; the lowest was believed)"
-        notes.append(f"the state of rank {named} differed from its replicas' and was replaced{sure}")
+        # In a tie there is no telling who is right: one of them is taken, and people are told of it.
+        first = next(rank for rank in holders if votes[offers[rank].digest] == most)
+        wrong = [rank for rank in holders if offers[rank].digest != offers[first].digest]
+        if list(votes.values()).count(most) == 1:
+            named = ", ".join(map(str, wrong))
+            notes.append(f"the state of rank {named} differed from its replicas' and was replaced")
+        else:
+            notes.append(
+                f"the copies of {_ranks(holders)} differ, and which one is right cannot be told: "
+                f"that of rank {first} was taken"
+            )
         odd.update(wrong)
         trusted.update(rank for rank in holders if rank not in wrong)
     return trusted, odd
@@ -198,3 +209,40 @@ def _find_copy(offers: Mapping[int, Offer], rank: int) -> tuple[int, int] | None
             if owner in offers and offers[owner].part == offers[rank].part:
                 return other, owner
     return None
+
+
+def describe_sources(moves: Iterable[Transfer]) -> tuple[str, ...]:
+    """Say from where ranks got their state: a sentence for each kind of source, for however many ranks."""
+    by_kind: dict[str, list[Transfer]] = {}
+    for move in moves:
+        if move.kind is not Kind.OWN:
+            by_kind.setdefault(_source(move), []).append(move)
+    notes: list[str] = []
+    for source, group in by_kind.items():
+        receivers = sorted({move.receiver for move in group})
+        gets, its, s = ("gets", "its", "") if len(receivers) == 1 else ("get", "their", "s")
+        where = source.format(its=its, s=s, givers=_ranks({move.source for move in group}))
+        notes.append(f"{_ranks(receivers)} {gets} {its} state from {where}")
+    return tuple(notes)
+
+
+def _source(move: Transfer) -> str:
+    if move.kind is Kind.REPLICA:
+        return "{givers}"
+    if move.owner != move.receiver:
+        return "the snapshot{s} of {its} replica{s}, kept by {givers}"
+    return "{its} snapshot{s}" if move.source == move.receiver else "{its} buddy's copy, kept by {givers}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Name ranks, neighbours as from-to: there may be thousands."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    noun = "rank" if [len(run) for run in runs] == [1] else "ranks"
+    named = ["-".join(map(str, run)) for run in runs[:MOST_NAMED]]
+    more = [f"{len(runs) - MOST_NAMED} more"] if len(runs) > MOST_NAMED else []
+    return f"{noun} {', '.join(named + more)}"

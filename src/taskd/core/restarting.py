@@ -72,7 +72,8 @@ def when_stopped(job: Job, now: float) -> Outcome:
     incident = incident.mark(PhaseName.RELEASE, now)
     ending = decide_give_up(job, culprit)
     if ending is not None:
-        incident = replace(incident, strategy="exit", reason=ending.reason, outcome="job ended")
+        reason = "; ".join(filter(None, (ending.reason, job.options.skipped)))
+        incident = replace(incident, strategy="exit", reason=reason, outcome="job ended")
         job, effects = finish(replace(job, incident=None), now, ending)
         return job, (RecordIncident(incident), *effects)
     budget = job.budget.spend(culprit.node) if culprit.node else job.budget

@@ -65,7 +65,10 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class IncidentStatus:
-    """One fault and what was done about it. ``stack`` is that of a rank which was found hanging."""
+    """One fault and what was done about it. ``stack`` is that of a rank which was found hanging.
+
+    ``notes`` are what was learned on the way: who got its state from where, and which copies differed.
+    """
 
     number: int
     stamp: float
@@ -81,6 +84,7 @@ class IncidentStatus:
     phases_ms: Mapping[str, float] = field(default_factory=dict)
     started_at: float = 0.0
     stack: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def downtime_ms(self) -> float:

@@ -105,6 +105,7 @@ class Worker:
         self._faults = [(fault, fault.rank == env.rank) for fault in _parse_schedule(env)]
         self._stepped = False
         self._watched = False
+        self._notes: tuple[str, ...] = ()
         self._sending = threading.Lock()
         self.generation = env.generation
         self.voted_at = boot_clock()
@@ -193,10 +194,15 @@ class Worker:
         except OSError as error:
             log.warning("taskd: where this rank is cannot be told: %s", error)
 
+    def note(self, notes: tuple[str, ...]) -> None:
+        """Keep what the incident should say of this recovery: the first rank tells it, with ``ready``."""
+        self._notes = notes if self._env.rank == 0 else ()
+
     def ready(self) -> None:
         """This worker holds its state; it can be recovered from memory."""
         self._page.ready()
-        self.say(Progress(self.generation, self._env.rank, joined=True, step=-1, ready=True))
+        notes, self._notes = self._notes, ()
+        self.say(Progress(self.generation, self._env.rank, joined=True, step=-1, ready=True, notes=notes))
 
     def let_go(self) -> None:
         """All ranks are through, and this one knows it."""

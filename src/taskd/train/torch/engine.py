@@ -555,7 +555,7 @@ class Engine:
         try:
             received = None
             if pending.receivers:
-                received = exchange(me, pending, self._keeping, self._objects)
+                received = exchange(me, pending, self._keeping, self._objects, self._worker.note)
             if received is not None:
                 self._take_place(pending, received)
             self._get_acquainted()

@@ -174,7 +174,9 @@ class SetupNotes:
         """Keep notes that came from another node, for a replacement that comes up here or has none."""
         origin = self._origin._replace(rank=owner)
         if not _is_sealed(origin, data):
-            log.warning("taskd: rank %d has no notes that could be kept elsewhere", owner)
+            # A replacement that had nothing to ask of its predecessor's has none; those are here, and stay.
+            if not self.has(owner):
+                log.warning("taskd: rank %d has no notes that could be kept elsewhere", owner)
             return
         try:
             self._write(origin, data)

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import logging
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from taskd.core.messages import Regroup
-from taskd.core.regroup import Kind, Offer, Transfer, plan_transfers
+from taskd.core.regroup import Kind, Offer, Transfer, describe_sources, plan_transfers
 from taskd.train.torch.exchange import receive_state, send_state
 from taskd.train.torch.fingerprints import fingerprint
 from taskd.train.torch.slots import Entry
@@ -109,8 +109,17 @@ class Received(NamedTuple):
     like: bytes = b""
 
 
-def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str, Any]) -> Received | None:
-    """Show what is here, compute who gives what to whom, and do this rank's part; None if it got nothing."""
+def exchange(
+    me: Me,
+    regroup: Regroup,
+    keeping: "Keeping",
+    objects: Mapping[str, Any],
+    tell: Callable[[tuple[str, ...]], None],
+) -> Received | None:
+    """Show what is here, compute who gives what to whom, and do this rank's part; None if it got nothing.
+
+    What people should know of it is told to ``tell``, on every rank alike.
+    """
     target = regroup.target
     receives = me.rank in regroup.receivers
     owns = keeping.owns(target)
@@ -133,6 +142,7 @@ def exchange(me: Me, regroup: Regroup, keeping: "Keeping", objects: Mapping[str,
         log.warning("taskd: %s", note)
     if plan.orphans:
         raise NoSource(plan.orphans, target)
+    tell((*plan.notes, *describe_sources(plan.moves)))
     own = owns[me.rank]
     received = from_itself = False
     like = b""

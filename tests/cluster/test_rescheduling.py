@@ -101,8 +101,18 @@ class Pair:
             for rank in (0, 1)
         }
 
-    def pids(self, rank: int) -> list[int]:
-        return list(dict.fromkeys(entry["pid"] for entry in self.entries(rank)))
+    def lives(self, rank: int) -> list[list[dict[str, Any]]]:
+        """What each process of a rank wrote down, one after the other.
+
+        Two pods may give their processes the same number, so a step that comes again begins a new one too.
+        """
+        found: list[list[dict[str, Any]]] = []
+        for entry in self.entries(rank):
+            last = found[-1][-1] if found else None
+            if last is None or entry["pid"] != last["pid"] or entry["step"] <= last["step"]:
+                found.append([])
+            found[-1].append(entry)
+        return found
 
     def exec(self, pod: str, *command: str) -> str:
         return self.cluster.kubectl("exec", "-n", self.site.namespace, pod, "--", *command)
@@ -146,11 +156,11 @@ def test_only_the_pod_on_the_broken_device_moves(
     uids = column(cluster, site.namespace, ".metadata.uid")
     node = column(cluster, site.namespace, ".spec.nodeName")[WORKER]
     with broken_device(cluster, node):
-        job.wait(lambda: len(job.pids(0)) == len(job.pids(1)) == 2, "new processes in both pods")
+        job.wait(lambda: len(job.lives(0)) == len(job.lives(1)) == 2, "new processes in both pods")
         isolated = [entry["name"] for entry in site.status("j").get("isolatedNodes", [])]
     until(lambda: json.loads(job.exec(MASTER, "cat", MOUNTED))["RetryTime"] == 1, 120)
     until(lambda: not site.status("j").get("isolatedNodes"))
-    first_again = next(entry["step"] for entry in job.entries(0) if entry["pid"] == job.pids(0)[1])
+    first_again = job.lives(0)[1][0]["step"]
     job.wait_step(job.entries(0)[-1]["step"] + 3)
     incidents = json.loads(job.exec(MASTER, "taskd", "timeline", "--output", "json"))
     now = column(cluster, site.namespace, ".metadata.uid")
@@ -163,7 +173,7 @@ def test_only_the_pod_on_the_broken_device_moves(
     assert dict.fromkeys(uids, "0") == column(
         cluster, site.namespace, ".status.containerStatuses[0].restartCount"
     )
-    assert ([2, 2], 1) == ([len(job.pids(0)), len(job.pids(1))], len(incidents)), incidents
+    assert ([2, 2], 1) == ([len(job.lives(0)), len(job.lives(1))], len(incidents)), incidents
     assert 0 < first_again, "from the last checkpoint, not from the beginning"
     assert quiet.run() == job.run()
     assert (1, 1) == (site.status("j")["restarts"], site.status("j")["voluntaryRestarts"])

@@ -72,7 +72,7 @@ class Reconciler:
     status_delay_s: float = 0.5
     stored: Callable[[Json, Status, Status], None] = lambda _raw, _before, _after: None
     departed: dict[str, dict[Slot, int]] = field(default_factory=dict)
-    """Pods that were seen to go, by the UID of their job."""
+    """Pods that were seen to go, by the UID of their job; a little later the status has `filled`."""
     finished: dict[str, set[Slot]] = field(default_factory=dict)
     """Those of them that had ended well, until the status says so."""
     forms: Forms = field(default_factory=Forms)
@@ -232,7 +232,8 @@ class Reconciler:
             return
         now = self.clock()
         since = self._unwritten.setdefault(uid, now)
-        if not telling.urgent(before, status):
+        # Of a pod that ended well and is gone, nothing else says so any more.
+        if not telling.urgent(before, status) and not self.finished.get(uid):
             # Where many jobs wait for their pods, those come before what is only told of others. That waits
             # until there is no crowd any more, though not for ever.
             crowded = self._held.crowded

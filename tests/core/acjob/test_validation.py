@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taskd.core.acjob.validation import validate
-from tests.core.acjob.play import raw_job
+from tests.core.acjob.play import Play, raw_job
+
+RECORDS = sorted((Path(__file__).parent / "refused").glob("*.json"))
+REFUSED = {path.stem: json.loads(path.read_text()) for path in RECORDS}
+"""Jobs that the reference operator refuses, with what it was seen to say."""
 
 
 def codes(raw: dict[str, Any], **more: Any) -> list[str]:
@@ -87,3 +93,21 @@ def test_the_queue_is_told_among_the_others() -> None:
     raw["spec"]["successPolicy"] = "Most"
 
     assert ["InvalidSuccessPolicy", "InvalidQueue", "InvalidFramework"] == codes(raw, missing_queue="gone")
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_what_the_reference_refuses_is_refused_in_its_words(case: str) -> None:
+    """The same conditions, the code and the sentence to the letter, with the path of the field behind it."""
+    recorded = REFUSED[case]
+    play = Play({**recorded["input"], "metadata": {**recorded["input"]["metadata"], "uid": "u-1"}})
+    play.reconcile()
+
+    theirs, ours = recorded["conditions"], play.status["conditions"]
+    assert [(each["type"], each["status"], each["reason"]) for each in theirs] == [
+        (each["type"], each["status"], each["reason"]) for each in ours
+    ]
+    assert theirs[-1]["message"] == ours[-1]["message"].rpartition(" (")[0]
+    ((_kind, code, sentence),) = recorded["events"]
+    assert [(code, sentence)] == [(each.code, each.message) for each in validate(recorded["input"])]
+    assert {"PodGroups": [], "Services": [], "Pods": [], "ConfigMaps": []} == recorded["objects"]
+    assert (0, None, None) == (play.born, play.group, play.service)

@@ -10,7 +10,7 @@ GRANTED = {
     "configmaps": {"get", "create", "patch"},
     "events": {"create", "patch"},
     "podgroups.scheduling.volcano.sh": {"list", "watch", "create", "patch", "delete"},
-    "queues.scheduling.volcano.sh": {"list", "watch"},
+    "queues.scheduling.volcano.sh": {"get", "list", "watch"},
     "nodes": {"get", "list", "watch"},
 }
 # In its own namespace, whatever the name; the lease of its own name can be read and updated besides.

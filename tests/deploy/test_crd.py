@@ -186,6 +186,7 @@ def test_whatever_the_controller_may_write_fits(cluster: Cluster, crd: None, nam
         stable=True,
         whole_job=True,
         finished=frozenset({Slot("Worker", 0)}),
+        filled=frozenset({Slot("Worker", 1)}),
         places={"Worker": 1},
         leader_ip="10.0.0.1",
         ready="1/2",

@@ -13,7 +13,7 @@ from taskd.kube.client import KubeClient
 from taskd.kube.errors import ApiError
 from taskd.kube.informer import Informer
 from taskd.kube.objects import Json, Node, Pod, PodGroup, Service
-from taskd.kube.resources import ASCENDJOB, NODE, POD, POD_GROUP, QUEUE, SERVICE
+from taskd.kube.resources import ASCENDJOB, NODE, POD, POD_GROUP, QUEUE, SERVICE, Resource
 from taskd.operator.views import is_unreachable, see_pod
 
 OURS = f"{names.OPERATOR_NAME}={names.CONTROLLER}"
@@ -88,15 +88,16 @@ class Cluster:
             node = self.nodes.get("", name)
             if node is None:
                 # The cache may be behind a node that has just joined: only the server's word counts.
-                if await self._is_gone(name):
+                if await self._is_missing(NODE, name):
                     gone.add(name)
             elif is_unreachable(node):
                 unreachable.add(name)
         return Nodes(frozenset(gone), frozenset(unreachable))
 
-    async def _is_gone(self, name: str) -> bool:
+    async def _is_missing(self, resource: Resource[Any], name: str) -> bool:
+        """Whether the server says that there is none; that it cannot say is an error of the moment."""
         try:
-            await self.client.get(NODE, None, name)
+            await self.client.get(resource, None, name)
         except ApiError as error:
             if error.is_not_found:
                 return True
@@ -107,19 +108,28 @@ class Cluster:
         """The jobs that have a pod on this node."""
         return {key for pod in self.pods.store if pod.spec.node_name == node for key in owner_keys(pod)}
 
-    def missing_queue(self, raw: Json) -> str | None:
-        """The queue that the job names and the cluster does not have."""
-        if self.queues is None or not self.queues.is_synced:
+    async def missing_queue(self, raw: Json) -> str | None:
+        """The queue that the job names and the cluster does not have.
+
+        Whoever makes a queue and at once a job for it may have the job seen first: only the server's word
+        counts against it.
+        """
+        queue = queue_of(raw)
+        if self.queues is None or not queue or self.queues.get("", queue) is not None:
             return None
-        policy = ((raw.get("spec") or {}).get("runPolicy") or {}).get("schedulingPolicy") or {}
-        queue = policy.get("queue")
-        return str(queue) if queue and self.queues.get("", str(queue)) is None else None
+        return queue if await self._is_missing(QUEUE, queue) else None
 
     def _forget_view(self, _change: object, old: Pod | None, new: Pod | None) -> None:
         stored = self.pods.store
         for pod in (old, new):
             if pod is not None and stored.by_uid(pod.metadata.uid) is None:
                 self._seen.pop(pod.metadata.uid, None)
+
+
+def queue_of(raw: Json) -> str:
+    """The queue that the job names, if it names one."""
+    policy = ((raw.get("spec") or {}).get("runPolicy") or {}).get("schedulingPolicy") or {}
+    return str(policy.get("queue") or "")
 
 
 def owner_keys(thing: Pod | Service | PodGroup) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ from taskd.kube.transport import Limits
 from taskd.kube.workqueue import WorkQueue
 from taskd.operator.authority import AuthorityKeeper
 from taskd.operator.carrier import Carrier
-from taskd.operator.cluster import Cluster, owner_keys
+from taskd.operator.cluster import Cluster, owner_keys, queue_of
 from taskd.operator.config import ControllerConfig
 from taskd.operator.held import Key
 from taskd.operator.jobcertificates import JobCertificates
@@ -124,7 +124,7 @@ class Controller:
             status_delay_s=config.status_delay_s,
             stored=self.metrics.stored,
         )
-        _subscribe(cluster, queue, reconciler)
+        subscribe(cluster, queue, reconciler)
         self.cluster = cluster
         self.metrics.leading.set(1)
         try:
@@ -255,7 +255,7 @@ def _renew(cluster: Cluster, issued: JobCertificates, queue: WorkQueue[Key]) -> 
             queue.add(_key(raw))
 
 
-def _subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) -> None:
+def subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) -> None:
     """Have every change put the jobs that it concerns into the queue."""
 
     def job_changed(_change: Change, old: Json | None, new: Json | None) -> None:
@@ -283,9 +283,13 @@ def _subscribe(cluster: Cluster, queue: WorkQueue[Key], reconciler: Reconciler) 
             for key in cluster.jobs_on(node.metadata.name):
                 queue.add(key)
 
-    def queue_changed(_change: Change, _old: Json | None, _new: Json | None) -> None:
-        for raw in cluster.jobs.store:
-            queue.add(_key(raw))
+    def queue_changed(change: Change, old: Json | None, new: Json | None) -> None:
+        # Of a queue only that it is there is asked; the scheduler writes into it all the time.
+        named = new or old
+        if named is not None and change is not Change.MODIFIED:
+            for raw in cluster.jobs.store:
+                if queue_of(raw) == named["metadata"]["name"]:
+                    queue.add(_key(raw))
 
     cluster.jobs.add_handler(job_changed)
     cluster.pods.add_handler(reconciler.pod_changed)

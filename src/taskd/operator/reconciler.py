@@ -17,10 +17,10 @@ import structlog
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import names, podgroups, pods, services, telling, validation
 from taskd.core.acjob import status as statuses
-from taskd.core.acjob.actions import CreatePods
+from taskd.core.acjob.actions import CreatePods, Decision
 from taskd.core.acjob.decide import decide
 from taskd.core.acjob.job import Job, Slot
-from taskd.core.acjob.seen import SUCCEEDED, Failure, PodGroupSeen, ServiceSeen, Snapshot
+from taskd.core.acjob.seen import SUCCEEDED, Failure, PodGroupSeen, PodSeen, ServiceSeen, Snapshot
 from taskd.core.acjob.status import Status, stamp
 from taskd.kube.objects import Json, Pod
 from taskd.kube.resources import ASCENDJOB
@@ -72,7 +72,7 @@ class Reconciler:
     status_delay_s: float = 0.5
     stored: Callable[[Json, Status, Status], None] = lambda _raw, _before, _after: None
     departed: dict[str, dict[Slot, int]] = field(default_factory=dict)
-    """Pods that were seen to go, by the UID of their job."""
+    """Pods that were seen to go, by the UID of their job; a little later the status has `filled`."""
     finished: dict[str, set[Slot]] = field(default_factory=dict)
     """Those of them that had ended well, until the status says so."""
     forms: Forms = field(default_factory=Forms)
@@ -121,12 +121,17 @@ class Reconciler:
             service=self._service(form, job) if job else None,
             needs_service=job is not None and job.leader is not None,
             extras=self.carrier.extras.known(uid, raw["metadata"]["namespace"]),
-            missing_queue=self.cluster.missing_queue(raw),
+            missing_queue=await self._missing_queue(raw, found),
             nodes=await self.cluster.lost_nodes(found),
             departed=self.departed.get(uid, {}),
             finished=frozenset(self.finished.get(uid, ())),
             failures=failures,
         )
+
+    async def _missing_queue(self, raw: Json, found: list[PodSeen]) -> str | None:
+        """The queue that keeps the job from starting; one that has started needs none."""
+        started = found or statuses.read(raw).start_time
+        return None if started else await self.cluster.missing_queue(raw)
 
     def _group(self, form: Form, job: Job) -> PodGroupSeen | None:
         if self.cluster.groups is None:
@@ -169,14 +174,15 @@ class Reconciler:
             if acting.suspend:
                 self.finished.pop(acting.uid, None)
                 self.departed.pop(acting.uid, None)  # whoever goes now was meant to
-            decision = decide(await self._snapshot(raw, form, job, failures), self.clock())
+            seen = await self._snapshot(raw, form, job, failures)
+            decision = decide(seen, self.clock())
             if decision.status_first:
                 raw = await self._store(raw, decision.status)
                 if not decision.actions:
                     continue
             if not decision.actions or failures:
                 self._tell_rest(raw, decision.status, failures)
-                await self._conclude(key, raw, decision.status, decision.wake_at)
+                await self._conclude(key, raw, decision, seen)
                 if job is not None and not decision.status.completion_time:
                     return await self._tabulate(raw, job) and not failures
                 return not failures
@@ -214,19 +220,20 @@ class Reconciler:
             self.recorder.tell(raw, names.RANK_TABLE_FAILED, trouble.message, warning=True)
         return not trouble.again
 
-    async def _conclude(self, key: Key, raw: Json, status: Status, wake_at: float | None) -> None:
-        before = statuses.read(raw)
+    async def _conclude(self, key: Key, raw: Json, decision: Decision, seen: Snapshot) -> None:
+        before, status = statuses.read(raw), decision.status
         uid = raw["metadata"]["uid"]
-        self._warn_once(raw)
-        if wake_at is not None:
-            self.later.add_after(key, max(0.05, wake_at - self.clock()))
+        self._warn_once(raw, seen.missing_queue)
+        if decision.wake_at is not None:
+            self.later.add_after(key, max(0.05, decision.wake_at - self.clock()))
         if status == before:
             self._unwritten.pop(uid, None)
             self.finished.pop(uid, None)
             return
         now = self.clock()
         since = self._unwritten.setdefault(uid, now)
-        if not telling.urgent(before, status):
+        # Of a pod that ended well and is gone, nothing else says so any more.
+        if not telling.urgent(before, status) and not self.finished.get(uid):
             # Where many jobs wait for their pods, those come before what is only told of others. That waits
             # until there is no crowd any more, though not for ever.
             crowded = self._held.crowded
@@ -267,15 +274,13 @@ class Reconciler:
             self.recorder.tell(raw, note.reason, note.message, warning=note.warning)
         return stored
 
-    def _warn_once(self, raw: Json) -> None:
+    def _warn_once(self, raw: Json, missing_queue: str | None) -> None:
         """Tell what is odd about a job, once for each form of it, and only what is new."""
         uid = raw["metadata"]["uid"]
         form = self.forms.of(raw)
         before = self._told.get(uid)
         if before is not None and before.form is form:
             return
-        started = self.cluster.pods_of(uid) or statuses.read(raw).start_time
-        missing_queue = None if started else self.cluster.missing_queue(raw)
         problems = validation.validate(raw, missing_queue=missing_queue) if missing_queue else form.problems
         odd = [(problem.code, f"{problem.message} ({problem.path})") for problem in problems]
         if form.job is not None and not problems:

@@ -17,6 +17,7 @@ EVERYTHING = {
     "huawei.com/Ascend910": 64,
     "huawei.com/Ascend910-8c": 8,
     "huawei.com/npu-core": 64,
+    "huawei.com/npu": 64,
     "nvidia.com/gpu": 64,
 }
 

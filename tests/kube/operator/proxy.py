@@ -8,6 +8,8 @@ when they like). What it can do:
 * ``AFTER``: the write is done, and the controller is killed before it learns so;
 * a number: that status code is answered and nothing is done;
 * None: nothing.
+
+`blind` does the same for what is read, by its path, with status codes alone.
 """
 
 from __future__ import annotations
@@ -36,12 +38,17 @@ def _nothing(_number: int, _what: str) -> None:
     return None
 
 
+def _sees(_path: str) -> None:
+    return None
+
+
 class Proxy:
     """One way to the API server, for one controller."""
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         self._cluster = cluster
         self.strike: Strike = _nothing
+        self.blind: Callable[[str], int | None] = _sees
         self.kill: Callable[[], None] = lambda: None
         self.cut: set[socket.socket] = set()
         self.upstreams: set[http.client.HTTPConnection] = set()
@@ -110,7 +117,9 @@ class Proxy:
     def judge(self, method: str, path: str) -> str | int | None:
         """What happens to this request."""
         plain = path.partition("?")[0]
-        if method == "GET" or any(part in plain for part in _UNCOUNTED):
+        if method == "GET":
+            return self.blind(path)
+        if any(part in plain for part in _UNCOUNTED):
             return None
         with self._lock:
             self.writes.append(f"{method} {plain}")

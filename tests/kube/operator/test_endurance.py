@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from taskd.testing.kube import Cluster, Nodes, VolcanoStandIn
 from taskd.testing.kube.nodes import HOLD
 from tests.kube.operator.site import JOBS, Controller, Site, until
 from tests.kube.operator.small import (
+    PODS,
     annotate_pod,
     counts,
     delete_pod,
@@ -200,3 +202,24 @@ def test_a_job_of_as_many_devices_in_fewer_pods_has_new_pods(
     site.wait_state("shape", "Running")
     told = {site.env(pod)["LOCAL_WORLD_SIZE"] for pod in site.pods("shape")}
     assert {"8"} == told
+
+
+def test_small_jobs_do_not_wait_for_a_large_one(site: Site, tmp_path: Path) -> None:
+    """All asked for at once, the large one first: those of two pods have theirs before it is complete."""
+    flags = ("--no-leader-elect", "--gang", "off")
+    busy = Controller(site.kube.kubeconfig, site.namespace, tmp_path / "log", *flags).start()
+    watch = site.kube.api.watch(PODS.format(site.namespace))
+    with busy.frozen():
+        for name, workers in (("large", 299), *((f"small-{number}", 1) for number in range(5))):
+            site.submit(small(name, workers=workers))
+    made: list[str] = []
+    for event in watch:
+        if event.type == "ADDED":
+            made.append(event.object["metadata"]["labels"]["job-name"])
+        if len(made) == 310:
+            break
+    watch.close()
+
+    assert 310 == len(made)
+    assert "large" == made[-1], "it is complete last"
+    assert 0 == busy.stop()

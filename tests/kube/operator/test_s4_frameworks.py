@@ -266,6 +266,20 @@ def table(site: Site, name: str) -> Json:
     return content
 
 
+def number(site: Site, name: str) -> int:
+    """How often the table of a job has changed: what its readers watch."""
+    found = site.kube.api.get(f"/api/v1/namespaces/{site.namespace}/configmaps/rings-config-{name}")
+    return int(found["data"]["version"])
+
+
+def container_of(listed: Json, rank: str) -> str:
+    """The address of the pod that has this rank; empty while the table is not complete."""
+    for server in listed["server_list"]:
+        if rank in {device["rank_id"] for device in server["device"]}:
+            return str(server["container_ip"])
+    return ""
+
+
 def test_s4_02_the_rank_table_as_a_config_map(town: Town) -> None:
     """It names every device with its rank, and follows a pod that moves; pods see it as a file."""
     annotations = {"taskd.io/rank-table": "configmap"}
@@ -280,10 +294,62 @@ def test_s4_02_the_rank_table_as_a_config_map(town: Town) -> None:
     (container,) = town.site.pod("listed-worker-0")["spec"]["containers"]
     assert "/user/serverid/devindex/config" in {mount["mountPath"] for mount in container["volumeMounts"]}
 
-    town.site.kube.kubectl("delete", "pod", "-n", town.namespace, "listed-worker-0", "--wait=false")
+    before, address = number(town.site, name), container_of(found, "2")
+    worker = town.site.pod("listed-worker-0")
+    assert worker["status"]["podIP"] == address
+    with town.controller.frozen():
+        town.site.kube.kubectl("delete", "pod", "-n", town.namespace, "listed-worker-0", "--wait=false")
+        town.wait_gone("listed-worker-0", worker["metadata"]["uid"])
+        # Somebody else gets the address that is free now.
+        containers = [{"name": "a", "image": "none"}]
+        other = {
+            "metadata": {"name": "squatter"},
+            "spec": {"nodeName": worker["spec"]["nodeName"], "containers": containers},
+        }
+        town.site.kube.api.create(f"/api/v1/namespaces/{town.namespace}/pods", other)
+        town.nodes.wait_phase(town.namespace, "squatter", "Running")
     until(lambda: town.site.status(name).get("restarts") == 1)
     town.site.wait_state(name, "Running")
+    moved = town.site.pod("listed-worker-0")["status"]["podIP"]
+    until(lambda: container_of(table(town.site, name), "2") == moved, say=lambda: f"{table(town.site, name)}")
+
+    assert address != moved
+    assert "completed" == table(town.site, name)["status"]
+    assert before < number(town.site, name)
+
+
+def test_s4_02_the_rank_table_names_super_pods(town: Town) -> None:
+    """Version 1.2, where the job says how many devices a super pod has: two pods of two make one of four."""
+    annotations = {"taskd.io/rank-table": "configmap", "sp-block": "4"}
+    name = town.running(job("grouped", workers=3, devices={NPU: 2}, annotations=annotations))
     until(lambda: table(town.site, name)["status"] == "completed")
+    found = table(town.site, name)
+
+    assert ("1.2", "4") == (found["version"], found["server_count"])
+    ids = [server["server_id"] for server in found["server_list"]]
+    assert [("0", ids[:2]), ("1", ids[2:])] == [
+        (group["super_pod_id"], [server["server_id"] for server in group["server_list"]])
+        for group in found["super_pod_list"]
+    ]
+    devices = [device for server in found["server_list"] for device in server["device"]]
+    assert [str(rank) for rank in range(8)] == [device["rank_id"] for device in devices]
+    assert all(device["super_device_id"] for device in devices)
+
+
+def test_s4_02_the_rank_table_of_devices_without_servers(town: Town) -> None:
+    """Version 2.0, for `huawei.com/npu`: one entry a device, and numbers instead of texts."""
+    annotations = {"taskd.io/rank-table": "configmap"}
+    name = town.running(job("flat", devices={"huawei.com/npu": 2}, annotations=annotations))
+    until(lambda: table(town.site, name)["status"] == "completed")
+    found = table(town.site, name)
+
+    assert ("2.0", 4, [0, 1, 2, 3]) == (
+        found["version"],
+        found["rank_count"],
+        [entry["rank_id"] for entry in found["rank_list"]],
+    )
+    assert all(isinstance(entry["device_id"], int) for entry in found["rank_list"])
+    assert "server_list" not in found
 
 
 def test_s4_02_the_rank_table_as_a_file(site: Site, town: Town, tmp_path: Path) -> None:

@@ -177,8 +177,12 @@ def test_s4_28_a_kubelet_that_restarts_in_place_is_no_restart(town: Town) -> Non
 
 
 def test_s4_28_an_evicted_pod_comes_back_without_costing_a_retry(town: Town) -> None:
-    """It did nothing wrong. The pod that the kubelet left behind makes room for its successor."""
-    name = town.running(job("evicted"))
+    """It did nothing wrong. The pod that the kubelet left behind makes room for its successor.
+
+    It is a restart all the same, so it counts towards the limit: the next failure, with a retry left, is one
+    restart too many.
+    """
+    name = town.running(job("evicted", labels={"fault-retry-times": "1"}))
     before = uids(town, name)
     town.nodes.evict(town.namespace, "evicted-worker-0")
     wait_restart(town, name, 1)
@@ -187,7 +191,28 @@ def test_s4_28_an_evicted_pod_comes_back_without_costing_a_retry(town: Town) -> 
     status = town.site.status(name)
     assert {"evicted": 1} == status["restartCauses"]
     assert "evicted-worker-0" == status["lastFault"]["pod"]
-    assert "retries" not in status
+    assert (1, 0) == (status["restarts"], status.get("retries", 0))
+
+    town.exit("evicted-worker-0")
+    last = town.site.wait_state(name, "Failed", "JobFailed")
+    assert "Job evicted has failed because it has reached the specified backoff limit" == last["message"]
+
+
+def test_s4_28_s4_52_an_eviction_leaves_all_retries_to_failures(town: Town) -> None:
+    """With a limit of its own the job has as many retries after an eviction as it had before."""
+    name = town.running(job("driven", labels={"fault-retry-times": "1"}, policy={"backoffLimit": 5}))
+    town.nodes.evict(town.namespace, "driven-worker-0")
+    wait_restart(town, name, 1)
+    town.exit("driven-worker-0")
+    wait_restart(town, name, 2)
+
+    assert ({"evicted": 1, "pod-failed": 1}, 1) == (
+        town.site.status(name)["restartCauses"],
+        town.site.status(name)["retries"],
+    )
+    town.exit("driven-worker-0")
+    last = town.site.wait_state(name, "Failed", "JobFailed")
+    assert last["message"].endswith("has failed because pod failed and remain retry times is 0.")
 
 
 # ------------------------------------------------------------------------------------------- the limit

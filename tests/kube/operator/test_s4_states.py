@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from datetime import datetime
 
 import pytest
@@ -233,6 +234,35 @@ def test_s4_25_wide_adds_pods_restarts_strategy_and_the_last_fault(town: Town) -
     assert ["2/2", "1", "retry,recover"] == row.split()[3:6]
     assert "wide-worker-0" in row
     assert "ran out of memory" in row
+
+
+def test_s4_30_with_the_policy_none_the_peers_of_a_failed_pod_run_on(town: Town) -> None:
+    """Only what has no node yet goes: it would start for nothing."""
+    policy = {"cleanPodPolicy": "None", "schedulingPolicy": {"minAvailable": 2}}
+    pattern = job("kept", workers=3, policy=policy)
+    pattern["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["nodeSelector"] = {"nobody": "has-this"}
+    name = town.site.submit(pattern)
+    for index in range(3):
+        town.nodes.wait_phase(town.namespace, f"kept-worker-{index}", "Running")
+    peers = {pod: town.site.pod(pod)["metadata"]["uid"] for pod in ("kept-worker-1", "kept-worker-2")}
+    waiting = town.site.pod("kept-master-0")
+    assert "nodeName" not in waiting["spec"]
+    town.exit("kept-worker-0")
+    town.site.wait_state(name, "Failed", "JobFailed")
+    town.wait_gone("kept-master-0", waiting["metadata"]["uid"])
+    # Whatever makes the controller look at it again changes nothing.
+    town.site.patch(name, {"metadata": {"annotations": {"somebody": "was-here"}}})
+    time.sleep(1.5)
+
+    found = town.site.pods(name)
+    assert {"kept-worker-0", *peers} == found.keys()
+    for pod, known in peers.items():
+        assert known == found[pod]["metadata"]["uid"]
+        assert "Running" == found[pod]["status"]["phase"]
+        assert "deletionTimestamp" not in found[pod]["metadata"]
+    assert {"Worker": {"active": 2, "failed": 1}} == {
+        kind: count for kind, count in counts(town.site.status(name)).items() if count
+    }
 
 
 def test_s4_50_the_conditions_by_jsonpath(town: Town, finished: str) -> None:

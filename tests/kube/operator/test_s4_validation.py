@@ -194,7 +194,45 @@ def test_s4_45_s4_31_all_mistakes_are_told_at_once(town: Town) -> None:
         "InvalidReplicaSpec",
         "InvalidContainer",
         "InvalidReplicaSpec",
-    ] == [part.split(":")[0] for part in last["message"].split("; ")]
+    ] == codes(last["message"])
+
+
+def codes(message: str) -> list[str]:
+    """The codes of the mistakes that a condition lists."""
+    return [part.split(":")[0] for part in message.split("; ")]
+
+
+@pytest.mark.parametrize("framework", ["caffe", None])
+def test_s4_45_s4_31_s4_03_no_mistake_hides_behind_the_framework(town: Town, framework: str | None) -> None:
+    """Nor behind a role that nobody has: what is wrong under any framework is told with it."""
+    pattern = whole(f"hidden-{framework}".lower())
+    helper = {"replicas": -2, "template": {"spec": {"containers": [{"name": "main", "image": "none"}]}}}
+    pattern["spec"]["replicaSpecs"]["Helper"] = helper
+    for path, value in (
+        ("metadata/labels/framework", framework),
+        ("metadata/labels/fault-retry-times", "x"),
+        ("spec/runPolicy/schedulingPolicy", {"minAvailable": 9}),
+        ("spec/replicaSpecs/Master/replicas", 3),
+        (f"{CONTAINER}/name", "main"),
+        ("spec/replicaSpecs/Worker/restartPolicy", "Sometimes"),
+    ):
+        changed(pattern, path, value)
+    name = town.site.submit(pattern)
+    last = town.site.wait_state(name, "Failed", "JobValidFailed")
+
+    assert [
+        "InvalidRetryTimes",
+        "InvalidFramework",
+        "InvalidReplicaSpec",  # three Masters
+        "InvalidContainer",
+        "InvalidReplicaSpec",  # the Worker's restart policy
+        "InvalidReplicaType",  # Helper
+        "InvalidReplicaSpec",  # less than none of them
+        "InvalidContainer",
+        "InvalidMinAvailable",
+    ] == codes(last["message"])
+    assert "replicaType is Helper but must be one of [Chief Master Scheduler Worker]" in last["message"]
+    assert "minAvailable is 9, but the job has 4 pods" in last["message"]
 
 
 @pytest.mark.parametrize("value", [None, "null", "large-model-schema", "normal-schema"])

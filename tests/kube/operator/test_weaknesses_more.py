@@ -60,10 +60,20 @@ def test_weakness_10_a_failed_job_stops_its_peers_and_goes_when_its_time_is_over
     nodes.add(1)
     site.submit(small(workers=2, policy={"ttlSecondsAfterFinished": 2}))
     wait_running(site, "job")
+    since = site.kube.audit.mark()
     nodes.exit(site.namespace, "job-worker-1", 1)
     site.wait_state("job", "Failed", "JobFailed")
     until(lambda: set(site.pods("job")) == {"job-worker-1"})
     until(lambda: not site.groups())
+    # Whoever deletes them: the controller asks for it, and the kubelet says that they have ended.
+    deleted = [
+        (request.resource, request.name)
+        for request in site.kube.audit.writes(since=since, namespace=site.namespace)
+        if request.verb == "delete" and request.resource in {"pods", "podgroups"}
+    ]
+    (group,) = [at for at, (resource, _name) in enumerate(deleted) if resource == "podgroups"]
+    assert {("pods", "job-master-0"), ("pods", "job-worker-0")} == set(deleted[:group]), deleted
+    assert {"job-master-0", "job-worker-0"}.isdisjoint(name for _resource, name in deleted[group:])
     until(lambda: site.kube.api.find(f"{JOBS.format(site.namespace)}/job") is None, 10)
     until(lambda: not site.pods("job"), 120)  # the cluster's clean-up looks for new kinds every 30 s
 

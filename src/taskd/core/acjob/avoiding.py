@@ -53,9 +53,14 @@ def closed(avoided: Iterable[Avoided], *, has_device: bool) -> list[str]:
     return [each.node for each in avoided if not (each.device_only and has_device)]
 
 
-def waits(pod: PodSeen) -> bool:
+def unplaced(pod: PodSeen) -> bool:
     """Whether a pod that is kept off nodes has found no other."""
-    return pod.phase == PENDING and not pod.node and not pod.deleting and names.AVOIDS in pod.annotations
+    return pod.phase == PENDING and not pod.node and names.AVOIDS in pod.annotations
+
+
+def waits(pod: PodSeen) -> bool:
+    """Whether it still waits for one."""
+    return unplaced(pod) and not pod.deleting
 
 
 def in_vain(pod: PodSeen, avoided: Iterable[Avoided]) -> bool:

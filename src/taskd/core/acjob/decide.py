@@ -69,6 +69,12 @@ def _tell(status: Status, news: Condition, now: float) -> Status:
     return replace(status, conditions=conditions.tell(status.conditions, news, stamp(now)))
 
 
+def _ended(status: Status, now: float) -> Status:
+    """The status of a job that has ended: nothing is missed any more."""
+    done: frozenset[Slot] = frozenset()
+    return replace(status, completion_time=stamp(now), stable=False, finished=done, filled=done)
+
+
 def _created(key: str) -> Condition:
     return Condition(names.CREATED, names.JOB_CREATED, f"Job {key} is created, its pods are starting.")
 
@@ -172,7 +178,7 @@ class _Course:
 
     def _fail(self, message: str, fault: dict[str, object]) -> Decision:
         status = self._counted(replace(self.status, last_fault={"time": stamp(self.now), **fault}))
-        status = replace(status, completion_time=stamp(self.now), stable=False, finished=frozenset())
+        status = _ended(status, self.now)
         status = _tell(status, Condition(names.FAILED, names.JOB_FAILED, message), self.now)
         return Decision(status, status_first=True)
 
@@ -346,13 +352,13 @@ class _Course:
         status = self._counted(status)
         if has_succeeded(job, found):
             message = f"Job {job.key} successfully completed."
-            status = replace(status, completion_time=stamp(self.now), stable=False, finished=frozenset())
+            status = _ended(status, self.now)
             status = _tell(status, Condition(names.SUCCEEDED, names.JOB_SUCCEEDED, message), self.now)
             return Decision(self._made(status), status_first=True)
         idle = found.idle()
         if not idle:
             places = {replicas.kind: replicas.count for replicas in job.replicas} if job.inference else {}
-            status = replace(status, stable=True, whole_job=False, places=places)
+            status = replace(status, stable=True, whole_job=False, filled=frozenset(), places=places)
             told = Condition(names.RUNNING, names.JOB_RUNNING, f"Job {job.key} is running.")
         elif self._restarts(status, idle):
             told = self._cause(status, idle)
@@ -398,6 +404,7 @@ class _Course:
             status,
             replicas={kind: dict(count) for kind, count in counts.items()},
             ready=f"{ready}/{self.job.total}",
+            filled=restarts.filled(self.found, status),
         )
 
 

@@ -105,6 +105,7 @@ def missed(
         restarted_at=stamp(now),
         stable=False,
         whole_job=False,
+        filled=frozenset(),
         causes=causes,
         last_fault=faults.lost(job.pod_name(slots[0]), POD_LOST, "", stamp(now)),
     )
@@ -153,6 +154,7 @@ def begin(status: Status, restart: Restart, now: float) -> Status:
         stable=False,
         whole_job=restart.whole_job,
         finished=frozenset() if restart.whole_job else status.finished,
+        filled=frozenset(),
         causes={**status.causes, restart.cause: status.causes.get(restart.cause, 0) + 1},
         last_fault=restart.fault or status.last_fault,
         handled={**status.handled, **dict.fromkeys(restart.requests, status.restarts + 1)},
@@ -329,12 +331,29 @@ def _missing(
     lost = [
         slot
         for slot in found.empty
-        if (status.stable and not added(status, slot)) or departed.get(slot, -1) >= status.restarts
+        if (status.stable and not added(status, slot))
+        or slot in status.filled
+        or departed.get(slot, -1) >= status.restarts
     ]
     if not lost:
         return None
     fault = faults.lost(job.pod_name(lost[0]), POD_LOST, "", now)
     return Restart(POD_LOST, restarting_message(job, [slot.kind for slot in lost]), fault, lost=found.empty)
+
+
+def filled(found: Roster, status: Status) -> frozenset[Slot]:
+    """The places that have a pod of the restart under way, or of the first start.
+
+    Whoever looks next, and has not seen one of these pods go, knows by this that it was there. Not those that
+    are made anew when a node may be used again: their going is no loss.
+    """
+    if status.stable or not status.start_time:
+        return frozenset()
+    return frozenset(
+        slot
+        for slot, pod in found.regular.items()
+        if pod.version >= status.restarts and not avoiding.unplaced(pod)
+    )
 
 
 def added(status: Status, slot: Slot) -> bool:

@@ -43,6 +43,11 @@ class Status:
     """Whether this restart replaces every pod, rather than those that were lost."""
     finished: frozenset[Slot] = frozenset()
     """The places whose pods have done their share, though the pods may be gone since."""
+    filled: frozenset[Slot] = frozenset()
+    """The places that had a pod of this generation, until all have run together.
+
+    One of them that is empty was lost, though nobody may have seen the pod go.
+    """
     places: Mapping[str, int] = field(default_factory=dict)
     """The size that an inference job had when it was last whole: what is beyond was added, not lost."""
     leader_ip: str = ""
@@ -79,6 +84,7 @@ class Status:
             "stable": self.stable,
             "wholeJob": self.whole_job,
             "finished": _written(self.finished),
+            "filled": _written(self.filled),
             "places": dict(self.places),
             "masterAddr": self.leader_ip,
             "readyReplicas": self.ready,
@@ -108,7 +114,8 @@ def read(raw: Json) -> Status:
         restarted_at=str(stored.get("lastRestartTime") or ""),
         stable=stored.get("stable") is True,
         whole_job=stored.get("wholeJob") is True,
-        finished=frozenset(_slots(mapping(stored.get("finished")))),
+        finished=_slots(mapping(stored.get("finished"))),
+        filled=_slots(mapping(stored.get("filled"))),
         places={key: _number(value) for key, value in mapping(stored.get("places")).items()},
         leader_ip=str(stored.get("masterAddr") or ""),
         ready=str(stored.get("readyReplicas") or ""),
@@ -144,12 +151,18 @@ def _ranges(ascending: list[int]) -> Iterable[str]:
             begin = at
 
 
-def _slots(written: Json) -> Iterable[Slot]:
-    for kind, text in written.items():
-        for part in str(text).split(","):
-            first, _, last = part.partition("-")
-            if first.isdecimal() and (last or first).isdecimal():
-                yield from (Slot(kind, index) for index in range(int(first), int(last or first) + 1))
+def _slots(written: Json) -> frozenset[Slot]:
+    return frozenset().union(*(_listed(kind, str(text)) for kind, text in written.items()))
+
+
+@lru_cache(maxsize=64)  # a look reads the status several times, and a job may have thousands of places
+def _listed(kind: str, text: str) -> frozenset[Slot]:
+    found: set[Slot] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(Slot(kind, index) for index in range(int(first), int(last or first) + 1))
+    return frozenset(found)
 
 
 def _number(value: object) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 
 from taskd.core.acjob import names
 from taskd.core.acjob.devices import VENDORS, requested, whole_number
-from taskd.core.acjob.job import LEADERS, WORKER, Json, main_container, mapping, proper_kind
+from taskd.core.acjob.job import LEADERS, WORKER, Json, main_container, mapping
 
 RESTART_POLICIES: Final = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POLICIES: Final = ("All", "Running", "None")
@@ -69,10 +69,11 @@ def _problems(raw: Json, missing_queue: str | None) -> Iterator[Problem]:
             f"framework label<{framework}> is not in map[mindspore:{{}} pytorch:{{}} tensorflow:{{}}]",
             "metadata.labels[framework]",
         )
-    else:
-        yield from _replica_specs(name, str(framework), mapping(spec.get("replicaSpecs")))
-        yield from _minimum(str(framework), spec)
-        yield from _nobody(str(framework), spec)
+    # Where the framework is not known, all is said that holds for every one.
+    known = str(framework) if framework in LEADERS else None
+    yield from _replica_specs(name, known, mapping(spec.get("replicaSpecs")))
+    yield from _minimum(known, spec)
+    yield from _nobody(known, spec)
 
 
 def _labels(name: str, labels: Json) -> Iterator[Problem]:
@@ -161,36 +162,45 @@ def _policies(spec: Json, missing_queue: str | None) -> Iterator[Problem]:
             )
 
 
-def _ordered(framework: str, specs: Json) -> list[str]:
+def _roles(framework: str | None) -> tuple[str, ...]:
+    """The roles that the framework has, the leader's first; those of all where it is not known."""
+    return (*([LEADERS[framework]] if framework else sorted(LEADERS.values())), WORKER)
+
+
+def _kind(framework: str | None, key: str) -> str:
+    """The role that a key of replicaSpecs means; a key that means none is returned as it is."""
+    return next((role for role in _roles(framework) if role.lower() == key.lower()), key)
+
+
+def _ordered(framework: str | None, specs: Json) -> list[str]:
     """The keys of replicaSpecs, the leader's first, so that errors come in the same order every time."""
-    rank = {LEADERS[framework]: 0, WORKER: 1}
-    return sorted(specs, key=lambda key: (rank.get(proper_kind(framework, key), 2), key))
+    rank = {role: at for at, role in enumerate(_roles(framework))}
+    return sorted(specs, key=lambda key: (rank.get(_kind(framework, key), len(rank)), key))
 
 
-def _replica_specs(name: str, framework: str, specs: Json) -> Iterator[Problem]:
-    leader = LEADERS[framework]
+def _replica_specs(name: str, framework: str | None, specs: Json) -> Iterator[Problem]:
+    roles = _roles(framework)
     seen: dict[str, str] = {}
     for key in _ordered(framework, specs):
         path = f"spec.replicaSpecs.{key}"
-        kind = proper_kind(framework, key)
-        if kind not in {leader, WORKER}:
+        kind = _kind(framework, key)
+        if kind not in roles:
             yield Problem(
-                "InvalidReplicaType", f"replicaType is {key} but must be one of [{leader} {WORKER}]", path
+                "InvalidReplicaType", f"replicaType is {key} but must be one of [{' '.join(roles)}]", path
             )
-            continue
-        if kind in seen:
+        elif kind in seen:
             yield Problem("InvalidReplicaType", f"replicaType {key} is the same as {seen[kind]}", path)
-            continue
-        seen[kind] = key
+        seen.setdefault(kind, key)
         spec = specs[key]
         if spec is None:
             yield Problem(
                 "InvalidReplicaSpec", f"{kind} replicaSpec is not set, please modify your job", path
             )
             continue
-        yield from _replica_spec(kind, path, mapping(spec), leads=kind == leader)
-        yield from _names(name, kind, path, mapping(spec))
-    if leader not in seen:
+        leads = kind in roles and kind != WORKER
+        yield from _replica_spec(kind, path, mapping(spec), leads=leads)
+        yield from _names(name, kind, path, mapping(spec), leads=leads)
+    if framework is not None and roles[0] not in seen:
         yield from _without_leader(framework, specs, seen)
 
 
@@ -319,30 +329,28 @@ def _devices(kind: str, path: str, template: Json, main: Json) -> Iterator[Probl
             )
 
 
-def _names(name: str, kind: str, path: str, spec: Json) -> Iterator[Problem]:
+def _names(name: str, kind: str, path: str, spec: Json, *, leads: bool) -> Iterator[Problem]:
     """The job's name ends in labels and in the names of pods and Services, which have limits."""
     replicas = spec.get("replicas")
     last = max(0, (1 if not isinstance(replicas, int) else replicas) - 1)
     longest = f"{name}-{kind.lower()}-{last}"
-    if kind != WORKER and (len(longest) > LABEL_LIMIT or not DNS_LABEL.fullmatch(longest)):
+    if leads and (len(longest) > LABEL_LIMIT or not DNS_LABEL.fullmatch(longest)):
         yield Problem(
             "InvalidName",
             f"the Service {longest} needs a name of at most {LABEL_LIMIT} letters, digits and dashes "
             "that begins with a letter",
             "metadata.name",
         )
-    elif kind == WORKER and len(name) > LABEL_LIMIT:
+    elif not leads and len(name) > LABEL_LIMIT:
         yield Problem(
             "InvalidName", f"the name has {len(name)} characters; labels carry at most {LABEL_LIMIT}", path
         )
 
 
-def _nobody(framework: str, spec: Json) -> Iterator[Problem]:
+def _nobody(framework: str | None, spec: Json) -> Iterator[Problem]:
     """A job in which nobody works would have succeeded before it began."""
-    specs = {
-        proper_kind(framework, key): mapping(of) for key, of in mapping(spec.get("replicaSpecs")).items()
-    }
-    if not specs:
+    specs = {_kind(framework, key): mapping(of) for key, of in mapping(spec.get("replicaSpecs")).items()}
+    if not specs and framework is not None:
         return  # that there is no leader is said already
     if all(replicas.get("replicas") == 0 for replicas in specs.values()):
         yield Problem(
@@ -350,7 +358,10 @@ def _nobody(framework: str, spec: Json) -> Iterator[Problem]:
         )
     elif spec.get("successPolicy") == "AllWorkers" and specs.get(WORKER, {}).get("replicas") == 0:
         asked = {kind: requested(mapping(replicas.get("template"))) for kind, replicas in specs.items()}
-        computes = asked.get(LEADERS[framework]) if any(asked.values()) else framework != "mindspore"
+        if any(asked.values()):
+            computes = any(asked.get(leader) for leader in _roles(framework)[:-1])
+        else:
+            computes = framework != "mindspore"
         if not computes:
             yield Problem(
                 "InvalidSuccessPolicy",
@@ -359,16 +370,16 @@ def _nobody(framework: str, spec: Json) -> Iterator[Problem]:
             )
 
 
-def _minimum(framework: str, spec: Json) -> Iterator[Problem]:
+def _minimum(framework: str | None, spec: Json) -> Iterator[Problem]:
     policy = mapping(mapping(spec.get("runPolicy")).get("schedulingPolicy"))
     minimum = policy.get("minAvailable")
     if not isinstance(minimum, int):
         return
     counts = [mapping(replicas).get("replicas") for replicas in mapping(spec.get("replicaSpecs")).values()]
-    total = sum(count if isinstance(count, int) else 1 for count in counts)
+    total = sum(max(0, count) if isinstance(count, int) else 1 for count in counts)
     if minimum < 0 or minimum > total:
         yield Problem(
             "InvalidMinAvailable",
-            f"minAvailable is {minimum}, but the {framework} job has {total} pods",
+            f"minAvailable is {minimum}, but the {f'{framework} ' if framework else ''}job has {total} pods",
             "spec.runPolicy.schedulingPolicy.minAvailable",
         )

@@ -62,8 +62,10 @@ class StockPlane:
                 self._ranks = tuple(sorted({*self._ranks, *request.faultRanks}, key=lambda each: each.rankId))
                 self._send("stopTrain", ("stop_train",))
             case "ReportStopComplete":
-                await asyncio.sleep(self.delay_s)
-                self._send("globalFault", ("on_global_rank",))
+                # The report is answered at once, however long it takes to decide.
+                asyncio.get_running_loop().call_later(
+                    self.delay_s, self._send, "globalFault", ("on_global_rank",)
+                )
             case "ReportRecoverStrategy":
                 actions = ("change_strategy", "fault_nodes_restart") if self.extra else ("change_strategy",)
                 self._send("changeStrategy", actions, changeStrategy=self.strategy, extraParams=self.extra)

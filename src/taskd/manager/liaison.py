@@ -22,6 +22,7 @@ from taskd.core.messages import WorkerOrder
 from taskd.core.podplace import host_of, standby_node
 from taskd.core.status import JobPhase
 from taskd.core.switching import why_not
+from taskd.core.troubles import DECISION_S
 from taskd.kit.logs import Log
 from taskd.kit.papers import JobPapers
 from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused, connect_plane
@@ -29,8 +30,9 @@ from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused,
 PORT = 8899
 CONNECT_S = 3.0
 # How long a decision may take. Ours answers in milliseconds, and once it has said stop it may wait 15 s for a
-# device that comes back; a ClusterD waits for 11 s as a rule. A rank whose step failed waits 30 s at most.
-OURS_S, THINKING_S, STOCK_S = 2.0, 20.0, 25.0
+# device that comes back. A ClusterD waits for 11 s as a rule, 14 s for a recovery in place, and 26 s where a
+# device stays broken: whoever goes on by itself before that does so just when the decision comes.
+OURS_S, THINKING_S, STOCK_S = 2.0, 20.0, DECISION_S
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STANDBY_S, LOOK_S = 60.0, 0.1
 TRIES = 3

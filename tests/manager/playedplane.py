@@ -41,12 +41,12 @@ class PlayedPlane:
     async def serve(self) -> None:
         """Begin, or begin again."""
         handlers = {}
-        for name, (request, response, stream) in services()["Recover"].items():
+        for name, (request, _, stream) in services()["Recover"].items():
             make = grpc.unary_stream_rpc_method_handler if stream else grpc.unary_unary_rpc_method_handler
             handlers[name] = make(
                 self._listened if stream else self._called(name),  # type: ignore[arg-type]
                 request_deserializer=request.FromString,
-                response_serializer=response.SerializeToString,
+                response_serializer=_written,
             )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Recover", handlers),))
@@ -59,7 +59,7 @@ class PlayedPlane:
         self.heard = asyncio.Queue()
 
     def send(self, signal: Any) -> None:
-        """Send a signal on the last stream."""
+        """Send a signal, or any bytes, on the last stream."""
         self._stream.put_nowait(signal)
 
     def end_stream(self) -> None:
@@ -96,6 +96,11 @@ async def playing(*, ours: bool) -> AsyncIterator[PlayedPlane]:
         yield plane
     finally:
         await plane.die()
+
+
+def _written(answer: Any) -> bytes:
+    """What goes out; bytes go as they are, to say what is no message."""
+    return answer if isinstance(answer, bytes) else bytes(answer.SerializeToString())
 
 
 def status(code: int) -> Any:

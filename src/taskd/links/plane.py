@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 
 from taskd.core.liaison import Signal
 from taskd.kit.papers import PapersError, read_papers
@@ -26,6 +27,7 @@ ROLE = "master"
 MOST_PLACED = 64
 MAX_DIGITS = 10
 
+log = structlog.get_logger("taskd.plane_link")
 Ranks = Sequence[tuple[int, str]]
 M = TypeVar("M")
 
@@ -75,11 +77,15 @@ class PlaneLink:
         stream = open_stream(encode(info), metadata=((recover.KEEPS_OLD_KEY, "1"),))
         try:
             while (data := await stream.read()) is not grpc.aio.EOF:
-                yield read_signal(decode(recover.ProcessManageSignal, data))
+                try:
+                    signal = read_signal(decode(recover.ProcessManageSignal, data))
+                except ProtoError as error:
+                    # To end the stream for it would bring it once more with the next one.
+                    log.warning("no_signal", why=str(error))
+                    continue
+                yield signal
         except grpc.aio.AioRpcError as error:
             raise PlaneError(f"the signals ended: {error.code().name} {error.details()}") from error
-        except ProtoError as error:
-            raise PlaneError(f"no signal: {error}") from error
         finally:
             stream.cancel()
 
@@ -163,18 +169,23 @@ def read_signal(message: recover.ProcessManageSignal) -> Signal:
         kind=message.signalType,
         actions=message.actions,
         ranks=tuple(
-            (int(each.rankId), each.faultType) for each in message.faultRanks if each.rankId.isdecimal()
+            (int(each.rankId), each.faultType) for each in message.faultRanks if _counts(each.rankId)
         ),
         strategy=message.changeStrategy,
-        nodes=tuple(int(each) for each in message.nodeRankIds if each.isdecimal()),
+        nodes=tuple(int(each) for each in message.nodeRankIds if _counts(each)),
         extra=message.extraParams,
         standbys=tuple(
             (int(rank), pod)
             for rank, _, pod in (each.partition("=") for each in message.standbys)
-            if rank.isdecimal() and len(rank) < MAX_DIGITS and pod
+            if _counts(rank) and pod
         ),
         shunned=message.shunned,
     )
+
+
+def _counts(text: str) -> bool:
+    """Tell whether a text is a number that can be one of a rank."""
+    return text.isdecimal() and len(text) < MAX_DIGITS
 
 
 def _ranks(ranks: Ranks) -> tuple[recover.FaultRank, ...]:

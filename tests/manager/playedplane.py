@@ -44,7 +44,7 @@ class PlayedPlane:
         for name, (request, _, stream) in services()["Recover"].items():
             make = grpc.unary_stream_rpc_method_handler if stream else grpc.unary_unary_rpc_method_handler
             handlers[name] = make(
-                self._listened if stream else self._called(name),  # type: ignore[arg-type]
+                self._listened if stream else self._called(name),
                 request_deserializer=request.FromString,
                 response_serializer=_written,
             )

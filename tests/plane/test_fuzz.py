@@ -125,7 +125,8 @@ async def test_whatever_comes_is_answered(
     cluster = MemoryCluster()
     cluster.add_job(JOB)
     payloads = [b"", b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f", b"\x12\x03\x08\x80", bytes(range(256))]
-    sent = [(payload, {}) for payload in payloads] + drawn(request_type)
+    sent: list[tuple[bytes, dict[str, str]]] = [(payload, {}) for payload in payloads]
+    sent += drawn(request_type)
     refused = 0
     with structlog.testing.capture_logs() as logs:
         async with plane_for(cluster) as plane:
@@ -138,8 +139,7 @@ async def test_whatever_comes_is_answered(
                 refused += code not in services_.FINE
             told = [each for each in logs if each["event"] == "refused"]
             await still_works(plane.port)
-            for manager in (*managers, stub):
-                await manager.close()
+            await asyncio.gather(stub.close(), *(manager.close() for manager in managers))
 
     # Of a stream it may be known to the plane alone: the other side waits for a moment only.
     assert refused <= len(told) if stream else refused == len(told)

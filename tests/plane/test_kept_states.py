@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -35,7 +35,8 @@ def value_of(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type, of the kind that does harm."""
     if hint in MADE:
         return MADE[hint]
-    origin, inner = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    origin: Any = get_origin(hint)
+    inner: Any = get_args(hint)
     if origin is tuple:
         return st.lists(value_of(inner[0]), max_size=2).map(tuple)
     if origin is Mapping:

@@ -23,6 +23,13 @@ from taskd.wire.proto3 import ProtoError, decode, encode
 CALL_S = 5.0
 REFUSED = 403
 ROLE = "master"
+# A server that is not ours ends a connection after three pings with nothing of its own between them. A
+# ClusterD says something every 5 s; with a ping every 10 s there is always something between.
+PING_MS = 10_000
+OPTIONS = [
+    *(each for each in CLIENT_OPTIONS if each[0] != "grpc.keepalive_time_ms"),
+    ("grpc.keepalive_time_ms", PING_MS),
+]
 # Headers may have 8 KB in all; nobody has so many standbys at work.
 MOST_PLACED = 64
 MAX_DIGITS = 10
@@ -154,9 +161,7 @@ async def connect_plane(place: PlaneAddress, timeout_s: float) -> AsyncIterator[
     async with contextlib.AsyncExitStack() as stack:
         try:
             papers = read_papers(place.certificates) if place.certificates else None
-            channel = await stack.enter_async_context(
-                open_channel(place.address, papers, timeout_s, CLIENT_OPTIONS)
-            )
+            channel = await stack.enter_async_context(open_channel(place.address, papers, timeout_s, OPTIONS))
         except (ConnectionError, PapersError) as error:
             raise PlaneError(f"no control plane: {error}") from error
         yield PlaneLink(channel, place.job_id)

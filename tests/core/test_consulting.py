@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from taskd.core.consulting import offers
 from taskd.core.jobstate import Advised, Consult, NodeLost, PlaneChanged, Refuse, Ticked, Warned
-from taskd.core.messages import Finish, Recover, Start, Stop, Trouble
+from taskd.core.messages import Beat, Finish, Recover, Start, Stop, Trouble
 from taskd.core.status import JobPhase
+from taskd.core.testimony import Place, Statement
+from taskd.manager.liaison import STOCK_S
 from tests.core.scenes import KILLED, Scene
 from tests.core.test_recovery_machine import keeping, orders
 
@@ -75,6 +77,31 @@ def test_a_silent_plane_costs_its_limit_and_no_more() -> None:
 
     assert ["0", "1", "2"] == orders(play, Recover)
     assert "did not decide within 2 s" in play.incidents[1].reason
+
+
+def test_a_stock_plane_has_longer_than_the_longest_that_was_seen() -> None:
+    """26.03 s from the stop to its question, and up to 0.7 s before that."""
+    play = planned()
+    play.step(PlaneChanged(play.at(), play.now, STOCK_S))
+    play.exited("1", KILLED, step=4)
+    play.step(Ticked(play.at(26.03 + 0.7), play.now))
+    assert play.job.consulting is not None
+    advise(play, "recover-in-place", ranks=(1,))
+
+    assert JobPhase.RECOVERING is play.job.phase
+
+
+def test_ranks_that_wait_for_the_plane_do_not_hang() -> None:
+    """They are silent for as long as it thinks, which may be longer than a step may take."""
+    play = planned()
+    play.step(PlaneChanged(play.at(), play.now, STOCK_S))
+    play.exited("1", KILLED, step=4)
+    for node in ("0", "2"):
+        word = Statement(play.rank(node), 4, Place.IN_STEP, 31.0, 30.0, 600.0, waiting=node == "0")
+        play.report(node, Beat(1, {play.rank(node): 4}, testimonies=(word,)))
+
+    assert [((1, "1"),)] == asked(play)
+    assert play.job.nodes["2"].workers[2].state.alive
 
 
 def test_a_plane_that_leaves_is_not_waited_for() -> None:

@@ -2,104 +2,17 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-
-import structlog
 
 from taskd.core.faults.isolating import Scope
 from taskd.core.faults.view import FaultKind, RankFault
-from taskd.core.jobstate import Consult, Event, Job, NodeAnnounced, NodeLost, RecordIncident
-from taskd.core.messages import Announce, Progress, Standing, Trouble, WorkerOrder
+from taskd.core.jobstate import NodeLost
 from taskd.core.plane.jobs import StandbyView
 from taskd.core.status import JobPhase
 from taskd.links.plane import PlaneAddress, connect_plane
-from taskd.manager.liaison import Liaison
 from taskd.testing.plane import MemoryCluster
-from tests.core.scenes import KILLED, Scene
-from tests.core.test_recovery_machine import NODES, keeping_with
+from tests.manager.played import JOB, PATIENCE_S, managed
 from tests.plane.player import plane_for
-
-JOB = "job-0001"
-PATIENCE_S = 10.0
-
-
-class PlayedManager:
-    """A job's machine with a liaison; what the ranks do is said by a test."""
-
-    def __init__(self, port: int, *strategies: str) -> None:
-        self.scene: Scene = keeping_with(*strategies)
-        self.scene.now = time.monotonic()
-        self.orders: list[WorkerOrder] = []
-        place = PlaneAddress(f"127.0.0.1:{port}", JOB)
-        self.liaison = Liaison(place, self, structlog.get_logger())
-
-    @property
-    def job(self) -> Job:
-        return self.scene.job
-
-    @job.setter
-    def job(self, job: Job) -> None:
-        self.scene.job = job
-
-    def apply(self, event: Event) -> None:
-        self._carry_out(self.scene.step(event))
-
-    def _carry_out(self, effects: tuple[object, ...]) -> None:
-        for effect in effects:
-            if isinstance(effect, Consult):
-                self.liaison.consult(effect)
-            elif isinstance(effect, RecordIncident):
-                self.liaison.recorded(effect.incident)
-
-    def request_stop(self, why: str, code: int, *, save: bool = False) -> None:
-        raise AssertionError(f"the job was ended: {why} {code} {save}")
-
-    async def order_workers(self, order: WorkerOrder, nodes: list[str]) -> dict[int, str]:
-        self.orders.append(order)
-        return dict.fromkeys(order.ranks, "ok")
-
-    # ------------------------------------------------------------------------------------ the ranks
-
-    def trouble(self, node: str, kind: str) -> None:
-        generation, rank = self.job.generation, self.scene.rank(node)
-        self._carry_out(self.scene.report(node, Trouble(generation, rank, 5, "it broke", "", kind)))
-
-    def killed(self, node: str) -> None:
-        self._carry_out(self.scene.exited(node, KILLED, step=4))
-
-    def come_through(self) -> None:
-        """Let all ranks stand, and do their next step."""
-        for node in NODES:
-            rank = self.scene.rank(node)
-            state = rank != 1
-            standing = Standing(self.job.generation, rank, state, 5, False, "store" if rank == 0 else "")
-            self._carry_out(self.scene.report(node, standing))
-        for step in (5, 6):
-            for node in NODES:
-                done = Progress(
-                    self.job.generation, self.scene.rank(node), joined=True, step=step, ready=True
-                )
-                self._carry_out(self.scene.report(node, done))
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not holds():
-                await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def managed(port: int, *strategies: str) -> AsyncIterator[PlayedManager]:
-    """A manager that keeps in touch meanwhile."""
-    manager = PlayedManager(port, *strategies)
-    task = asyncio.ensure_future(manager.liaison.run())
-    try:
-        await manager.until(lambda: manager.job.plane_limit_s > 0)
-        yield manager
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def told(cluster: MemoryCluster) -> list[str]:
@@ -176,8 +89,7 @@ async def test_the_manager_places_ranks_as_the_operator_is_told() -> None:
     cluster.isolated["node-a"] = Scope.NODE
     async with plane_for(cluster) as plane, managed(plane.port, "recover") as manager:
         for name in ("j-standby-0", "j-standby-1"):
-            message = Announce(f"standby-{name}", -1, "10.0.0.1", "host", 1, "boot", 1, 29500, spare=True)
-            manager.apply(NodeAnnounced(manager.scene.at(), manager.scene.now, name, message))
+            manager.stand_by(name)
         manager.apply(NodeLost(manager.scene.at(), manager.scene.now, "1", "1a", "it is gone"))
         await manager.until(lambda: manager.job.phase is JobPhase.RECOVERING)
 

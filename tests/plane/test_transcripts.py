@@ -7,6 +7,9 @@ from tests.plane import transcript
 LASTING = {
     "hot-switch-no-standby",
     "hot-switch-again",
+    "hot-switch-late-pause",
+    "hot-switch-late-resume",
+    "hot-switch-late-resume-lost",
     "hot-switch-old-pod-stuck",
     "stop-late",
     "restart-late",

@@ -17,6 +17,7 @@ import grpc.aio
 from taskd.wire import recover
 from taskd.wire.proto3 import decode, encode
 
+KEEP_ALIVE_S = 5.0
 FaultRanks = tuple[recover.FaultRank, ...]
 
 
@@ -62,8 +63,10 @@ class StockPlane:
                 self._ranks = tuple(sorted({*self._ranks, *request.faultRanks}, key=lambda each: each.rankId))
                 self._send("stopTrain", ("stop_train",))
             case "ReportStopComplete":
-                await asyncio.sleep(self.delay_s)
-                self._send("globalFault", ("on_global_rank",))
+                # The report is answered at once, however long it takes to decide.
+                asyncio.get_running_loop().call_later(
+                    self.delay_s, self._send, "globalFault", ("on_global_rank",)
+                )
             case "ReportRecoverStrategy":
                 actions = ("change_strategy", "fault_nodes_restart") if self.extra else ("change_strategy",)
                 self._send("changeStrategy", actions, changeStrategy=self.strategy, extraParams=self.extra)
@@ -87,11 +90,21 @@ class StockPlane:
         queue: asyncio.Queue[recover.ProcessManageSignal | None] = asyncio.Queue()
         self._queue = queue
         try:
-            while (signal := await queue.get()) is not None:
+            while (signal := await self._next(queue)) is not None:
                 await context.write(encode(signal))
         finally:
             if self._queue is queue:
                 self._queue = None
+
+    async def _next(
+        self, queue: "asyncio.Queue[recover.ProcessManageSignal | None]"
+    ) -> "recover.ProcessManageSignal | None":
+        """Return what is to be sent next: a sign of life where there was nothing for 5 s."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                return await queue.get()
+        except TimeoutError:
+            return recover.ProcessManageSignal(f"U{self._number}", "job-1", "keep-alive")
 
     async def _serve(self, ready: threading.Event, over: asyncio.Event) -> None:
         def unary(name: str, kind: type) -> Any:

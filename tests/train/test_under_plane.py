@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from taskd.manager.liaison import STOCK_S
 from taskd.testing.kube.processes import free_port
+from taskd.train.torch.meeting import RAISE_LIMIT_S
 from taskd.wire.recover import FaultRank
 from tests.roles.harness import eventually
 from tests.train.runs import MANY_STEPS, Run, assert_same, count_processes, finish, start
@@ -56,7 +58,7 @@ def test_a_death_is_decided_by_the_plane_and_recovered_from_memory(
 
 @pytest.mark.matrix
 def test_a_plane_that_says_nothing_is_not_waited_for_long(tmp_path: Path, reference: Reference) -> None:
-    """A stock plane has 25 s; its own death ends the waiting at once. The job goes on by itself."""
+    """A stock plane has 40 s; its own death ends the waiting at once. The job goes on by itself."""
     plane = StockPlane(silent=True)
     with start(tmp_path, "--pause", "0.1", steps=MANY_STEPS, env=_soon(plane)) as job:
         with plane.serving():
@@ -68,6 +70,26 @@ def test_a_plane_that_says_nothing_is_not_waited_for_long(tmp_path: Path, refere
     assert_same(reference(steps=MANY_STEPS), tmp_path, (1,))
     assert [1, 2, 1, 1] == count_processes(tmp_path)
     assert "the control plane is out of reach" in job.timeline()[0]["reason"]
+
+
+def test_a_rank_waits_longer_than_the_slowest_plane() -> None:
+    """It would leave with its error otherwise, just when it is told what to do about it."""
+    assert STOCK_S < RAISE_LIMIT_S
+
+
+@pytest.mark.matrix
+def test_a_plane_that_takes_its_longest_is_waited_for(tmp_path: Path, reference: Reference) -> None:
+    """A ClusterD whose device does not come back asks after 26.03 s; nobody else is replaced meanwhile."""
+    plane = StockPlane(extra="recover-in-place", delay_s=26.03)
+    with plane.serving(), start(tmp_path, "--pause", "0.1", steps=MANY_STEPS, env=plane.environment()) as job:
+        joined(plane)
+        os.kill(job.at_step(4)["ranks"][1]["pid"], signal.SIGKILL)
+        eventually(partial(ended, plane, 1), "the end of the episode", 60.0)
+        finish(job)
+
+    assert_same(reference(steps=MANY_STEPS), tmp_path, (1,))
+    assert [1, 2, 1, 1] == count_processes(tmp_path)
+    assert "the control plane decided: recover-in-place" in job.timeline()[0]["reason"]
 
 
 def test_a_memory_error_that_only_the_plane_knows_of_is_repaired(

@@ -27,9 +27,12 @@ def find_stall(job: Job, now: float) -> tuple[Job, Fault | None]:
     """Say what holds the job up, if all ranks have been heard and one of them, or nobody, is to blame.
 
     The ranks to blame are shown as failed from here on: their processes are ended where they are replaced.
+    While a control plane is asked about a fault, all stand because of that, and nobody is to blame for it.
     """
     regrouped = job.recovering is not None and job.recovering.regroup is not None
     if job.plan is None or not (job.phase is JobPhase.RUNNING or regrouped):
+        return job, None
+    if job.consulting is not None:
         return job, None
     alive = {view.rank for view in member_views(job) if view.state.alive}
     if not alive or not alive <= set(job.testimonies):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 
 from taskd.core.liaison import Signal
 from taskd.kit.papers import PapersError, read_papers
@@ -22,10 +23,18 @@ from taskd.wire.proto3 import ProtoError, decode, encode
 CALL_S = 5.0
 REFUSED = 403
 ROLE = "master"
+# A server that is not ours ends a connection after three pings with nothing of its own between them. A
+# ClusterD says something every 5 s; with a ping every 10 s there is always something between.
+PING_MS = 10_000
+OPTIONS = [
+    *(each for each in CLIENT_OPTIONS if each[0] != "grpc.keepalive_time_ms"),
+    ("grpc.keepalive_time_ms", PING_MS),
+]
 # Headers may have 8 KB in all; nobody has so many standbys at work.
 MOST_PLACED = 64
 MAX_DIGITS = 10
 
+log = structlog.get_logger("taskd.plane_link")
 Ranks = Sequence[tuple[int, str]]
 M = TypeVar("M")
 
@@ -75,11 +84,15 @@ class PlaneLink:
         stream = open_stream(encode(info), metadata=((recover.KEEPS_OLD_KEY, "1"),))
         try:
             while (data := await stream.read()) is not grpc.aio.EOF:
-                yield read_signal(decode(recover.ProcessManageSignal, data))
+                try:
+                    signal = read_signal(decode(recover.ProcessManageSignal, data))
+                except ProtoError as error:
+                    # To end the stream for it would bring it once more with the next one.
+                    log.warning("no_signal", why=str(error))
+                    continue
+                yield signal
         except grpc.aio.AioRpcError as error:
             raise PlaneError(f"the signals ended: {error.code().name} {error.details()}") from error
-        except ProtoError as error:
-            raise PlaneError(f"no signal: {error}") from error
         finally:
             stream.cancel()
 
@@ -148,9 +161,7 @@ async def connect_plane(place: PlaneAddress, timeout_s: float) -> AsyncIterator[
     async with contextlib.AsyncExitStack() as stack:
         try:
             papers = read_papers(place.certificates) if place.certificates else None
-            channel = await stack.enter_async_context(
-                open_channel(place.address, papers, timeout_s, CLIENT_OPTIONS)
-            )
+            channel = await stack.enter_async_context(open_channel(place.address, papers, timeout_s, OPTIONS))
         except (ConnectionError, PapersError) as error:
             raise PlaneError(f"no control plane: {error}") from error
         yield PlaneLink(channel, place.job_id)
@@ -163,18 +174,23 @@ def read_signal(message: recover.ProcessManageSignal) -> Signal:
         kind=message.signalType,
         actions=message.actions,
         ranks=tuple(
-            (int(each.rankId), each.faultType) for each in message.faultRanks if each.rankId.isdecimal()
+            (int(each.rankId), each.faultType) for each in message.faultRanks if _counts(each.rankId)
         ),
         strategy=message.changeStrategy,
-        nodes=tuple(int(each) for each in message.nodeRankIds if each.isdecimal()),
+        nodes=tuple(int(each) for each in message.nodeRankIds if _counts(each)),
         extra=message.extraParams,
         standbys=tuple(
             (int(rank), pod)
             for rank, _, pod in (each.partition("=") for each in message.standbys)
-            if rank.isdecimal() and len(rank) < MAX_DIGITS and pod
+            if _counts(rank) and pod
         ),
         shunned=message.shunned,
     )
+
+
+def _counts(text: str) -> bool:
+    """Tell whether a text is a number that can be one of a rank."""
+    return text.isdecimal() and len(text) < MAX_DIGITS
 
 
 def _ranks(ranks: Ranks) -> tuple[recover.FaultRank, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -40,6 +41,10 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 BAD_REQUEST, SERVER_ERROR = 409, 599
+FINE = (0, 200)
+# Whoever is refused may call as often as it likes; the log must not grow with it.
+REFUSALS_AT_ONCE, REFUSALS_PER_S = 100.0, 10.0
+LONGEST_REASON = 300
 
 log = structlog.get_logger("taskd.services")
 Context = Any
@@ -74,6 +79,37 @@ Admit = Callable[[str, Any, Caller], None]
 """Raises CallRefused for a call that must not be answered: method, request, caller."""
 
 
+class Refusals:
+    """Tells of each call that was refused in one line, as long as there are not too many."""
+
+    def __init__(self) -> None:
+        """Begin with nobody refused."""
+        self._left = REFUSALS_AT_ONCE
+        self._at = time.monotonic()
+        self._untold = 0
+
+    def tell(self, call: str, caller: Caller, request: object, code: object, why: str) -> None:
+        """Say who was refused what and why; ``untold`` are those before that nobody was told of."""
+        now = time.monotonic()
+        self._left = min(REFUSALS_AT_ONCE, self._left + (now - self._at) * REFUSALS_PER_S)
+        self._at = now
+        if self._left < 1.0:
+            self._untold += 1
+            return
+        self._left -= 1.0
+        job = str(getattr(request, "jobId", "") or getattr(request, "jobID", ""))
+        log.warning(
+            "refused",
+            call=call,
+            peer=caller.peer,
+            job=job[:LONGEST_REASON],
+            code=code,
+            why=why[:LONGEST_REASON],
+            **({"untold": self._untold} if self._untold else {}),
+        )
+        self._untold = 0
+
+
 def refusal(kind: type, code: int, text: str) -> object:
     """Say no in the form of a call's own response."""
     names = {field.name for field in fields(kind)}
@@ -84,13 +120,14 @@ def refusal(kind: type, code: int, text: str) -> object:
 def handler(service: Service, calls: Mapping[str, Unary | Streaming], admit: Admit) -> grpc.GenericRpcHandler:
     """Bind the calls of a service; every one that the service has must be there."""
     bound: dict[str, Any] = {}
+    refusals = Refusals()
     for method in service.methods:
         call = calls[method.name]
         if method.stream:
-            serve = _stream(method, cast("Streaming", call), admit)
+            serve = _stream(method, cast("Streaming", call), admit, refusals)
             bound[method.name] = grpc.unary_stream_rpc_method_handler(cast("Any", serve))
         else:
-            answer = _unary(method, cast("Unary", call), admit)
+            answer = _unary(method, cast("Unary", call), admit, refusals)
             bound[method.name] = grpc.unary_unary_rpc_method_handler(cast("Any", answer))
     return grpc.method_handlers_generic_handler(service.name, bound)
 
@@ -116,32 +153,45 @@ async def listen(
     return server, port
 
 
-def _unary(method: Method, call: Unary, admit: Admit) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _unary(
+    method: Method, call: Unary, admit: Admit, refusals: Refusals
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def serve(data: bytes, context: Context) -> bytes:
         caller = _caller(context)
+        request: Any = None
         try:
             request = await _read(method, data)
-        except ProtoError as error:
-            log.warning("unreadable", call=method.name, peer=caller.peer, why=str(error))
-            return encode(refusal(method.response, BAD_REQUEST, f"the message cannot be read: {error}"))
-        try:
             admit(method.name, request, caller)
             await context.send_initial_metadata(((OURS_KEY, "1"),))
-            return encode(await call(request, caller))
+            answer = await call(request, caller)
+        except ProtoError as error:
+            answer = refusal(method.response, BAD_REQUEST, f"the message cannot be read: {error}")
         except CallRefused as refused:
+            refusals.tell(method.name, caller, request, refused.code.name, str(refused))
             await context.abort(refused.code, str(refused))
             raise
         except Exception as error:
             # The top of a call: whatever is wrong with it, it must not end more than itself.
             log.exception("failed", call=method.name, peer=caller.peer)
             return encode(refusal(method.response, SERVER_ERROR, f"{type(error).__name__}: {error}"))
+        if getattr(answer, "code", 0) not in FINE:
+            refusals.tell(method.name, caller, request, int(answer.code), _words(answer))
+        return encode(answer)
 
     return serve
 
 
-def _stream(method: Method, call: Streaming, admit: Admit) -> Callable[[bytes, Context], Awaitable[None]]:
+def _stream(
+    method: Method, call: Streaming, admit: Admit, refusals: Refusals
+) -> Callable[[bytes, Context], Awaitable[None]]:
     async def serve(data: bytes, context: Context) -> None:
         caller = _caller(context)
+        request: Any = None
+
+        async def refuse(code: grpc.StatusCode, why: str) -> None:
+            refusals.tell(method.name, caller, request, code.name, why)
+            await context.abort(code, why)
+
         try:
             request = await _read(method, data)
             admit(method.name, request, caller)
@@ -153,13 +203,17 @@ def _stream(method: Method, call: Streaming, admit: Admit) -> Callable[[bytes, C
             finally:
                 await cast("Any", messages).aclose()
         except ProtoError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be read: {error}")
+            await refuse(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be read: {error}")
         except CallRefused as refused:
-            await context.abort(refused.code, str(refused))
+            await refuse(refused.code, str(refused))
         except TimeoutError:
-            await context.abort(grpc.StatusCode.ABORTED, f"nothing was read for {WRITE_LIMIT_S:g} s")
+            await refuse(grpc.StatusCode.ABORTED, f"nothing was read for {WRITE_LIMIT_S:g} s")
 
     return serve
+
+
+def _words(answer: object) -> str:
+    return str(getattr(answer, "info", "") or getattr(answer, "message", ""))
 
 
 async def _read(method: Method, data: bytes) -> Any:  # noqa: ANN401 - what the method takes

@@ -22,6 +22,7 @@ from taskd.core.messages import WorkerOrder
 from taskd.core.podplace import host_of, standby_node
 from taskd.core.status import JobPhase
 from taskd.core.switching import why_not
+from taskd.core.troubles import DECISION_S
 from taskd.kit.logs import Log
 from taskd.kit.papers import JobPapers
 from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused, connect_plane
@@ -29,9 +30,12 @@ from taskd.links.plane import PlaneAddress, PlaneError, PlaneLink, PlaneRefused,
 PORT = 8899
 CONNECT_S = 3.0
 # How long a decision may take. Ours answers in milliseconds, and once it has said stop it may wait 15 s for a
-# device that comes back; a ClusterD waits for 11 s as a rule. A rank whose step failed waits 30 s at most.
-OURS_S, THINKING_S, STOCK_S = 2.0, 20.0, 25.0
+# device that comes back. A ClusterD waits for 11 s as a rule, 14 s for a recovery in place, and 26 s where a
+# device stays broken: whoever goes on by itself before that does so just when the decision comes.
+OURS_S, THINKING_S, STOCK_S = 2.0, 20.0, DECISION_S
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+# A ClusterD forgets a fault that it hears of before a subscription, or while it still deals with one.
+SETTLE_S = 0.3
 STANDBY_S, LOOK_S = 60.0, 0.1
 TRIES = 3
 
@@ -87,6 +91,8 @@ class Liaison:
         self._link: PlaneLink | None = None
         self._reports: deque[tuple[talks.Deed, str]] = deque()
         self._more = asyncio.Event()
+        self._listened_to = asyncio.Event()
+        """The plane keeps in mind what it is told of a fault; always, if it is ours."""
         self._tasks: set[asyncio.Future[None]] = set()
         self._untold: deque[Incident] = deque(maxlen=16)
         self._seen = _Seen()
@@ -125,16 +131,27 @@ class Liaison:
                 limit_s = OURS_S if link.ours else STOCK_S
                 self._hands.apply(PlaneChanged(time.monotonic(), time.time(), limit_s))
                 self._more.set()
-                async for signal in link.signals():
-                    if signal.kind != talks.SignalKind.KEEP_ALIVE:
-                        self._log.info("plane_signal", signal=signal)
-                    self._do(*talks.hear(self._talk, signal))
+                await self._listen(link)
                 # A ClusterD ends the stream after each episode and forgets what comes before the next one.
                 await link.begin()
         finally:
             sender.cancel()
 
+    async def _listen(self, link: PlaneLink) -> None:
+        """Subscribe, and do what the signals say until their stream ends."""
+        settled = asyncio.get_running_loop().call_later(0.0 if link.ours else SETTLE_S, self._listened_to.set)
+        try:
+            async for signal in link.signals():
+                if signal.kind != talks.SignalKind.KEEP_ALIVE:
+                    self._log.info("plane_signal", signal=signal)
+                self._do(*talks.hear(self._talk, signal))
+        finally:
+            settled.cancel()
+            if not link.ours:
+                self._listened_to.clear()
+
     def _leave(self) -> None:
+        self._listened_to.clear()
         if self._link is not None:
             self._link = None
             self._hands.apply(PlaneChanged(time.monotonic(), time.time(), 0.0))
@@ -309,6 +326,8 @@ class Liaison:
 
     async def _send_all(self, link: PlaneLink) -> None:
         while self._reports and self._link is link:
+            if isinstance(self._reports[0][0], talks.ReportFault):
+                await self._listened_to.wait()
             await self._send_one(link, *self._reports.popleft())
 
     async def _send_one(self, link: PlaneLink, report: talks.Deed, uuid: str) -> None:

@@ -248,8 +248,6 @@ class Desk:
                         self._stream.queue.put_nowait(effect.signal)
                 case Answer():
                     answer = effect
-                    if effect.code:
-                        log.warning("refused", job=self.job.job_id, code=int(effect.code), why=effect.info)
                 case WriteReset() | Ask() | SetLabel() | SetAnnotation() | RecordIncident():
                     self._chores.add(self.job, effect)
                 case _:

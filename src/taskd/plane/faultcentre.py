@@ -145,7 +145,6 @@ class FaultCentre:
             request = dataclasses.asdict(request)
         report = self._read_public(request if isinstance(request, dict) else {})
         if isinstance(report, PublicRefused):
-            log.warning("public_fault_refused", code=int(report.code), reason=report.reason)
             return report.code, report.reason
         self._feed.add(PublicReported(report))
         left = f", {len(report.left_out)} left out: {report.left_out[0]}" if report.left_out else ""

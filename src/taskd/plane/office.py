@@ -23,7 +23,7 @@ from taskd.core.plane import names
 from taskd.core.plane.jobs import JobView
 from taskd.core.plane.names import Code
 from taskd.core.plane.policy import Policy, read_policy, without_manager
-from taskd.core.plane.resuming import resumed
+from taskd.core.plane.resuming import resumed, why_absurd
 from taskd.core.plane.state import JobState, Limits, Phase, SetLabel
 from taskd.plane.chores import Chores, insist
 from taskd.plane.desk import Clock, Desk
@@ -164,15 +164,23 @@ class Office:
         if job is None:
             await insist(lambda: self._keeper.forget(job_id), "forget", job_id)
             return
+        now = self._clock.now()
+        policy = read_policy(job.labels, job.annotations)
         try:
             state = msgspec.json.decode(data, type=JobState)
+            why = why_absurd(state, job_id, job.shape, now)
         except msgspec.MsgspecError as error:
-            log.error("state_unreadable", job=job_id, why=str(error))  # noqa: TRY400 - the text says it
+            why = str(error)
+        if why:
+            # Registered it was, so it is again; what was under way begins anew with the next report.
+            log.error("state_unreadable", job=job_id, why=why)
+            if job.shape.world > 0 and not policy.refusal:
+                state = JobState(job_id, policy, job.shape, self._limits, absent_since=now)
+                await self._add(job, state, again=False)
             return
-        policy = read_policy(job.labels, job.annotations)
         if state.policy.refusal and not policy.refusal:
             policy = without_manager(policy)
-        state = replace(resumed(state, self._clock.now()), policy=policy, limits=self._limits)
+        state = replace(resumed(state, now), policy=policy, limits=self._limits)
         log.info("resumed", job=job_id, phase=state.phase, uuid=state.uuid)
         await self._add(job, state, again=True)
 

@@ -12,6 +12,7 @@ from taskd.core.faults.events import DeviceInfoSeen, NodeInfoSeen
 from taskd.core.faults.levels import Level
 from taskd.core.faults.nodeinfo import Hardware, read_node_info
 from taskd.core.faults.places import PodPlace
+from taskd.core.faults.reading import Refused
 from taskd.core.faults.texts.clusterinfo import device_entry, node_entry, switch_entry
 from taskd.core.faults.viewing import in_use
 from taskd.core.gojson import check_code, compact
@@ -88,6 +89,39 @@ def test_every_valid_hardware_report_is_taken(parts: list[tuple[str, int, str, s
         == f"mindx-dl-nodeinfo-{NODE}"
     )
     assert switch_entry(record, in_use=False) is None
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=2),
+    max_leaves=4,
+)
+HARDWARE = {"DeviceType": "CPU", "DeviceId": 1, "FaultCode": ["00000001"], "FaultLevel": "SeparateFault"}
+
+
+@given(st.data())
+def test_a_damaged_hardware_report_is_taken_or_refused_in_words(data: st.DataObject) -> None:
+    """Any field may be anything, or be missing, under a check code that is right or not."""
+    entry: dict[str, Any] = dict(HARDWARE)
+    info: dict[str, Any] = {"FaultDevList": [entry], "NodeStatus": "UnHealthy"}
+    outer: dict[str, Any] = {"NodeInfo": info}
+    for place in data.draw(st.lists(st.sampled_from([entry, info, outer]), min_size=1, max_size=2)):
+        field = data.draw(st.sampled_from(sorted(place)))
+        if data.draw(st.booleans()):
+            place[field] = data.draw(ANYTHING)
+        else:
+            del place[field]
+            break
+    right = check_code(compact(outer.get("NodeInfo")))
+    outer["CheckCode"] = data.draw(st.just(right) | ANYTHING)
+    found = read_node_info({"NodeInfo": json.dumps(outer)})
+    if isinstance(found, Refused):
+        assert found.reason
+        assert "\n" not in found.reason
+        return
+    centre = Centre(job())
+    centre.take(NodeInfoSeen(NODE, found))
+    assert json.loads(compact(node_entry(centre.state.nodes[NODE], in_use=True, stamp=T0)))
 
 
 def test_a_pod_that_does_not_say_its_chips_may_have_any() -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from taskd.core.messages import Regroup, Save, Standing
+from taskd.core.troubles import DECISION_S
 from taskd.train.torch.fence import SocketFence
 from taskd.train.torch.groups import Groups
 from taskd.train.torch.resetting import refuse_unkept, reset_modules
@@ -23,7 +24,8 @@ from taskd.train.torch.wrapping import Handle, building, current, has_ddp
 from taskd.worker.client import Worker
 from taskd.worker.watch import Superseded, Watch
 
-RAISE_LIMIT_S = 30.0
+# For the order to come together after a fault, which a control plane may have to decide on first.
+RAISE_LIMIT_S = DECISION_S + 5.0
 STAND_LIMIT_S = 60.0
 # For a try to connect to the leader's store; torch makes a second one, a second later at most.
 REACH_S = 0.1

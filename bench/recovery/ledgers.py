@@ -7,6 +7,7 @@ that had been half committed when the fault came does not count.
 """
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -26,11 +27,21 @@ class Commit:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A step that a rank has begun to compute."""
+
+    at: float
+    step: int
+    rank: int
+
+
 @dataclass(slots=True)
 class Records:
     """All lines of a run so far, in the order of their times."""
 
     commits: list[Commit] = field(default_factory=list)
+    beginnings: list[Beginning] = field(default_factory=list)
     marks: dict[int, list[tuple[float, str]]] = field(default_factory=dict)
 
     def of_rank(self, rank: int) -> list[Commit]:
@@ -59,12 +70,18 @@ class Records:
         return statistics.median(b - a for a, b in itertools.pairwise(ends))
 
     def recomputed(self, fault: float) -> int:
-        """Count the steps that the full world had committed before a fault and commits once more after it."""
-        before = [step for step, at in self.full_steps(0.0).items() if at <= fault]
-        after = self.full_steps(fault)
-        if not before or not after:
-            return 0
-        return max(0, max(before) + 1 - min(after, key=lambda step: after[step]))
+        """Count the steps that some rank had committed and that are computed once more after a fault.
+
+        By their beginnings: what is computed again need not be committed again. One beginning tells, as
+        those who go back do every step from there on again, and this is asked before they are through.
+        """
+        committed: dict[int, float] = {}
+        for commit in self.commits:
+            committed.setdefault(commit.step, commit.at)
+        for begun in self.beginnings:
+            if begun.at > fault and committed.get(begun.step, math.inf) < begun.at:
+                return 1 + max(step for step, at in committed.items() if at < begun.at) - begun.step
+        return 0
 
     def last(self, name: str, after: float, until: float) -> float | None:
         """Return when the last process came to a place within a stretch of time."""
@@ -85,9 +102,12 @@ def read(place: Path) -> Records:
             match line.split():
                 case ["step", at, step, rank, world]:
                     records.commits.append(Commit(float(at), int(step), int(rank), int(world), pid))
+                case ["begin", at, step, rank]:
+                    records.beginnings.append(Beginning(float(at), int(step), int(rank)))
                 case ["mark", at, name]:
                     records.marks.setdefault(pid, []).append((float(at), name))
                 case _:
                     pass
     records.commits.sort(key=lambda commit: commit.at)
+    records.beginnings.sort(key=lambda begun: begun.at)
     return records

@@ -383,20 +383,6 @@ async def test_a_stop_is_known_when_it_happens(tmp_path: Path, warm: str, spares
         assert w.nursery.stopped_at(child.pid) is None
 
 
-async def test_a_stopped_spare_is_replaced(tmp_path: Path) -> None:
-    """It would take its launch and never run."""
-    async with ward(tmp_path, warm=LIGHT, spares=1) as w:
-        children = Path(f"/proc/{w.nursery.pid}/task/{w.nursery.pid}/children").read_text(encoding="ascii")
-        (spare,) = {*pids_in(children)} - {w.nursery.zygote_pid}
-        os.kill(spare, signal.SIGSTOP)
-        await until(lambda: gone(spare))
-        assert await w.nursery.warm_ready(LIMIT_S)
-        child = await w.spawn("a", "print('here')")
-
-        assert Exit(code=0) == await w.ended("a")
-        assert child.pid != spare
-
-
 async def test_close_leaves_nothing_and_reports_everyone(tmp_path: Path) -> None:
     """Closing kills workers with all their descendants, and each is reported before close returns."""
     made = Ward(tmp_path, warm=LIGHT, spares=2)

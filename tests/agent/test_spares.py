@@ -1,6 +1,7 @@
-"""A spare uses the time in which it waits for its rank."""
+"""A spare uses the time in which it waits for its rank, and is there when it is wanted."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from taskd.agent.torch import warm
 from taskd.core.exits import Exit
-from tests.agent.test_nursery import until, ward
+from tests.agent.test_nursery import LIGHT, LIMIT_S, gone, pids_in, until, ward
 
 MODULE = """
 import os, time
@@ -84,3 +85,17 @@ def test_a_spare_can_be_kept_away_from_devices(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("it looked for one"))
     monkeypatch.setenv(name, value)
     assert [] == list(warm.prepare())
+
+
+async def test_a_stopped_spare_is_replaced(tmp_path: Path) -> None:
+    """It would take its launch and never run."""
+    async with ward(tmp_path, warm=LIGHT, spares=1) as w:
+        children = Path(f"/proc/{w.nursery.pid}/task/{w.nursery.pid}/children").read_text(encoding="ascii")
+        (spare,) = {*pids_in(children)} - {w.nursery.zygote_pid}
+        os.kill(spare, signal.SIGSTOP)
+        await until(lambda: gone(spare))
+        assert await w.nursery.warm_ready(LIMIT_S)
+        child = await w.spawn("a", "print('here')")
+
+        assert Exit(code=0) == await w.ended("a")
+        assert child.pid != spare

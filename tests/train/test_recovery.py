@@ -8,6 +8,7 @@ import pytest
 
 from tests.roles.harness import RunningJob, eventually
 from tests.train.runs import (
+    COUNTED,
     WORLD,
     Run,
     assert_same,
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.slow
 # One death a run with TASKD_MATRIX=1 (make matrix): every rank at every point. Otherwise each point once, by
 # several deaths a run, one after the other; two die together, and rank 0 is among them, in a test of its own.
 POINTS = ["before", "forward", "backward", "vote", "in-vote", "voted", "updated", "after"]
-COUNTED = {"vote", "in-vote", "voted", "updated", "after"}
 SAMPLE = [
     ["before:0:3", "vote:3:7", "updated:2:11", "forward:1:15"],
     ["backward:1:3", "in-vote:2:7", "voted:0:11", "after:3:15"],
@@ -108,7 +108,9 @@ def test_an_error_that_comes_back_ends_the_job_with_its_stack(tmp_path: Path) ->
 
     assert "3 times in a row" in job.err
     assert "ValueError: this step cannot be done" in job.err
-    assert 3 >= len(job.timeline())
+    told = [incident["strategy"] for incident in job.timeline()]
+    assert ["retry", "retry"] == told[:2]
+    assert 3 >= len(told)
 
 
 def test_a_damaged_replica_is_outvoted_and_repaired(tmp_path: Path, undisturbed: Run) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
         ddp = DistributedDataParallel(model)
         ledger.mark("wrapped")
         for step in range(order["first"], order["first"] + order["steps"]):
-            compute(ddp, optimizer, step, rank)
+            compute(ledger, ddp, optimizer, step, rank)
             ledger.step(step, rank, world)
         del ddp
         dist.destroy_process_group()

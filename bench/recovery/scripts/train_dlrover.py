@@ -29,7 +29,7 @@ def main() -> None:
     ddp = DistributedDataParallel(model)
     ledger.mark("built")
     for step in range(start, STEPS):
-        compute(ddp, optimizer, step, rank)
+        compute(ledger, ddp, optimizer, step, rank)
         ledger.step(step, rank, world)
         if (step + 1) % EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}

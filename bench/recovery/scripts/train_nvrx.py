@@ -52,7 +52,7 @@ def main(call_wrapper: inprocess.CallWrapper = None) -> None:  # the wrapper loo
     ddp = DistributedDataParallel(model)
     ledger.mark("built")
     for step in range(start, STEPS):
-        compute(ddp, optimizer, step, rank)
+        compute(ledger, ddp, optimizer, step, rank)
         ledger.step(step, rank, world)
         if (step + 1) % EVERY == 0 and rank == 0:
             with call_wrapper.atomic():

@@ -27,7 +27,7 @@ def main() -> None:
     ledger.mark("built")
     wait_turn(start)
     for step in range(start, STEPS):
-        compute(ddp, optimizer, step, rank)
+        compute(ledger, ddp, optimizer, step, rank)
         ledger.step(step, rank, world)
         beat()
         if EVERY and (step + 1) % EVERY == 0 and rank == 0:

@@ -19,7 +19,7 @@ def main() -> None:
     job.register(model=model, optimizer=optimizer)
 
     def train_step(step: int) -> float:
-        return compute(ddp, optimizer, step, job.rank)
+        return compute(ledger, ddp, optimizer, step, job.rank)
 
     wait_turn(0)
     for step, _ in job.steps(train_step, until=STEPS):

@@ -47,13 +47,14 @@ def main() -> None:
     ledger.mark("built")
     _begin_together(replica)
     while manager.current_step() < STEPS:
-        step = manager.current_step()
+        step, began = manager.current_step(), time.monotonic()
         optimizer.zero_grad()  # asks for the quorum, in the background
         x, y = batch(step, replica)
         loss = torch.nn.functional.cross_entropy(ddp(x), y)
         time.sleep(SLEEP_S)
         loss.backward()
         before = manager.current_step()  # healing has moved it by now
+        ledger.begin(before, replica, began)
         optimizer.step()
         loss.item()
         if manager.current_step() > before and manager.is_participating():

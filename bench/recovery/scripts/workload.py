@@ -9,6 +9,7 @@ The sleep has a fixed length; sleeping *until* a fixed moment would hide whateve
 The ledger has one file per process, ``PID``, in BENCH_LEDGER. Every line begins with a word and the monotonic
 clock, which all processes of a machine share::
 
+    begin TIME STEP RANK             a step is computed, perhaps not for the first time
     step TIME STEP RANK WORLD        a step was committed
     mark TIME NAME                   the process came to a place
 """
@@ -51,6 +52,10 @@ class Ledger:
         """Note that the process is at a place."""
         os.write(self._file, f"mark {time.monotonic() if at is None else at} {name}\n".encode())
 
+    def begin(self, step: int, rank: int, at: float | None = None) -> None:
+        """Note that a step begins: one that is thrown away and done again begins twice."""
+        os.write(self._file, f"begin {time.monotonic() if at is None else at} {step} {rank}\n".encode())
+
     def step(self, step: int, rank: int, world: int) -> None:
         """Note that a step was committed."""
         os.write(self._file, f"step {time.monotonic()} {step} {rank} {world}\n".encode())
@@ -74,8 +79,11 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-def compute(wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> float:
+def compute(
+    ledger: Ledger, wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int
+) -> float:
     """Do one step."""
+    ledger.begin(step, rank)
     x, y = batch(step, rank)
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(wrapped(x), y)

@@ -1,8 +1,8 @@
 """The agent's machine: orders and deaths go in, signals and reports come out.
 
 It owns the processes of one node in the sense that only its effects start or end them. Its promises: an
-order is carried out once however often it comes; an order of an older generation is refused; processes of
-two generations never run at the same time; and ``WorkersStopped`` is told only when nothing is left.
+order is carried out once however often it comes; an order of an older generation is refused; a start waits
+until all processes of older generations are gone; and ``WorkersStopped`` is told when nothing is left.
 
 Beside the ranks there may be *standbys* of a hot switch: processes that build themselves up and wait. Until
 the switch is decided they are nobody, and whatever else happens ends them. When it is decided they are the

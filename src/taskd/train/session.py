@@ -159,7 +159,7 @@ def join() -> Job:
             worker = Worker(env)
         except OSError as error:
             log.warning("taskd: this process is not watched, its page cannot be mapped: %s", error)
-    elif os.environ.get("TORCHELASTIC_RUN_ID"):
+    elif os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK", "0") == "0":
         log.warning("taskd: started by torchrun itself, so recovery is off; use taskd run")
     _joined = Job(worker)
     if worker is not None:

@@ -31,14 +31,15 @@ def damage(objects: Mapping[str, Any]) -> str:
 
 def overwrite(tensor: torch.Tensor) -> None:
     """Change bits of a tensor in place: each byte gets another value than it had."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = local.detach()
-    if not flat.is_contiguous():
-        flat.copy_(torch.full_like(flat, 3.7))
-        return
-    raw = flat.view(-1).view(torch.uint8)[:MAX_BYTES]
-    mask = bytearray(byte | 1 for byte in os.urandom(raw.numel()))
+    local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    whole = local.contiguous()  # itself, where it is laid out in one piece
+    raw = whole.view(-1).view(torch.uint8)[:MAX_BYTES]
+    # Any byte but 0 is true: only the lowest bit makes another truth value of one.
+    noise = bytes(raw.numel()) if local.dtype is torch.bool else os.urandom(raw.numel())
+    mask = bytearray(byte | 1 for byte in noise)
     raw.bitwise_xor_(torch.frombuffer(mask, dtype=torch.uint8).to(raw.device))
+    if whole is not local:
+        local.copy_(whole)
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -36,6 +36,8 @@ class JobForm:
     env: Mapping[str, str] = field(default_factory=dict)
     plane: str = ""
     """Where the control plane is, for a job that has one."""
+    secure: bool = False
+    """The plane asks for certificates and has its documented name: pods know what the operator tells them."""
     devices: bool = False
     """Ask for a device for each process."""
     start: str = SHORT_WAY
@@ -95,7 +97,8 @@ class PodJob:
             {"containerPort": 2222, "name": "ascendjob-port"},
             {"containerPort": 9601, "name": "taskd-port"},
         ]
-        env = {**({"TASKD_PLANE": form.plane} if form.plane else {}), **form.env}
+        told = {"TASKD_PLANE": form.plane} if form.plane and not form.secure else {}
+        env = {**told, **form.env}
         container["env"] = [*container["env"], *({"name": name, "value": env[name]} for name in env)]
         if form.devices:
             amount = {RESOURCE: str(form.per_pod)}

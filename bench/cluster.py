@@ -76,6 +76,7 @@ class Bench:
                     backoff=100,
                     devices=devices,
                     labels=labels or {},
+                    grace_s=1,
                 )
                 job = PodJob(self.cluster, namespace, out, form)
                 job.submit()

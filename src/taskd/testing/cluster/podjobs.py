@@ -44,8 +44,10 @@ class JobForm:
     writable: Sequence[Path] = ()
     name: str = "j"
     backoff: int = 3
-    scheduling: str = "force"
+    scheduling: str = "grace"
     """Its label `fault-scheduling`, where it has a control plane; none if empty."""
+    grace_s: int = 5
+    """How long its pods may take to end once they are told to."""
 
 
 class PodJob:
@@ -104,7 +106,11 @@ class PodJob:
             amount = {RESOURCE: str(form.per_pod)}
             requests = {**container["resources"]["requests"], **amount}
             container["resources"] = {"limits": amount, "requests": requests}
-        spec = {"containers": [container], "volumes": parts.volumes}
+        spec = {
+            "terminationGracePeriodSeconds": form.grace_s,
+            "containers": [container],
+            "volumes": parts.volumes,
+        }
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": spec}}
 
     # ------------------------------------------------------------------------------------------ looking

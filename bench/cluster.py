@@ -85,6 +85,7 @@ class Bench:
                     devices=devices,
                     labels=labels or {},
                     annotations={STANDBY_PODS: str(standbys)} if standbys else {},
+                    grace_s=1,
                 )
                 job = PodJob(self.cluster, namespace, out, form)
                 job.submit()

@@ -43,6 +43,8 @@ function get_env_for_pytorch_multi_node_job() {
 
 get_framework
 log_dir=$output/logs/node-$server_id
+# The new pod of a hot switch has the rank of the pod that it relieves, and that one still writes there.
+[[ "$HOSTNAME" == *-hot-* ]] && log_dir=$log_dir-$HOSTNAME
 mkdir -p "$log_dir" || exit 2
 logger "server id is: ""${server_id}"
 
@@ -60,7 +62,7 @@ manager=
 # PyTorch
 if [[ "${framework}" == "PyTorch" && "${RANK}" == 0 ]]; then
    export MASTER_ADDR=${POD_IP}
-    python manager.py &           # Determined by the current path.
+    python manager.py &           # Determined by the current path. In a pod that stands by it waits.
     manager=$!
 fi
 # MindSpore
@@ -85,15 +87,19 @@ fi
 training=$!
 
 # Kubernetes ends a pod by a signal to this shell: pass it on, and wait for what it causes.
-trap 'kill -TERM "$training" 2>/dev/null' TERM INT
+deleted=
+trap 'deleted=yes; kill -TERM "$training" 2>/dev/null' TERM INT
 wait "$training"
 code_of_training=$?
 while kill -0 "$training" 2>/dev/null; do
     wait "$training"
     code_of_training=$?
 done
-# The manager ends by itself when the job is over; one that has lost its launcher here has nothing left to do.
-if [[ -n "$manager" ]]; then
+# The manager ends by itself when the job is over; one that has lost its launcher here has nothing left to do. Where
+# only this pod is deleted the others go on, and find the next manager: SIGTERM would have it end the whole job.
+if [[ -n "$manager" && -n "$deleted" ]]; then
+    kill -KILL "$manager" 2>/dev/null
+elif [[ -n "$manager" ]]; then
     for _ in $(seq 50); do kill -0 "$manager" 2>/dev/null || break; sleep 0.1; done
     kill -TERM "$manager" 2>/dev/null
 fi

@@ -51,12 +51,16 @@ def test_a_killed_process_is_the_planes_decision(
     assert any("rank 3" in message for message in told(site)), told(site)
 
 
+@pytest.mark.parametrize("scheduling", ["grace", "force"])
 def test_a_deleted_pod_is_recovered_through_the_plane(
-    cluster: RealNodes, planned: Planned, tmp_path: Path, undisturbed: UndisturbedRun
+    cluster: RealNodes, planned: Planned, tmp_path: Path, undisturbed: UndisturbedRun, scheduling: str
 ) -> None:
-    """Recover: the pod is another one, all other processes and the bits stay, and the plane tells of it."""
+    """Recover: the pod is another one, all other processes and the bits stay, and the plane tells of it.
+
+    With `grace` it has its time to end first; with `force` it is deleted at once.
+    """
     site = planned.site
-    job = PodJob(cluster, site, tmp_path / "out", plane=planned.plane)
+    job = PodJob(cluster, site, tmp_path / "out", plane=planned.plane, scheduling=scheduling)
     job.submit("recover")
     job.wait_step(5)
     before = job.all_processes()

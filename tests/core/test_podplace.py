@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from taskd.core.acjob import names
 from taskd.core.hccl import VariableError
-from taskd.core.podplace import format_peers, is_host_of, parse_peers, read_pod, standby_node
+from taskd.core.podplace import format_peers, is_host_of, leader_host, parse_peers, read_pod, standby_node
 from tests.core.acjob.samples import env_of, make_job, make_pods, make_template
 
 PODS = {name: env_of(pod) for name, pod in make_pods(make_job(workers=2)).items()}
@@ -81,6 +81,15 @@ def test_a_standby_pod_is_told_by_its_name() -> None:
     assert kept_ready.place.spare
 
 
+def test_the_leader_is_found_where_a_script_wrote_another_address() -> None:
+    """The guides export MASTER_ADDR=POD_IP wherever the rank is 0, also in a pod that stands by for it."""
+    env = {**PODS["job-master-0"], "MASTER_ADDR": "10.0.0.9"}
+    of_the_reference = {name: value for name, value in env.items() if name != "TASKD_LEADER"}
+
+    assert "10.96.0.7" == leader_host(env)
+    assert "10.0.0.9" == leader_host(of_the_reference)
+
+
 def test_pods_that_have_no_names_are_not_listed() -> None:
     """A template that settles host names itself, or that is to be left alone."""
     for job in (
@@ -96,7 +105,7 @@ def test_a_leader_without_processes_has_no_place() -> None:
     """Its workers are counted from 0, as it is itself, so the ranks of pods do not tell them apart."""
     env = env_of(make_pods(make_job(leader=make_template(devices=0)))["job-worker-0"])
 
-    assert not {"TASKD_NODES", "TASKD_PEERS"} & set(env)
+    assert not {"TASKD_NODES", "TASKD_PEERS", "TASKD_LEADER"} & set(env)
 
 
 @given(st.lists(st.sampled_from([f"{a}-{n}{b}" for a in ("x", "y-z") for n in range(6) for b in ("", ".s")])))

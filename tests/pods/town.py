@@ -217,6 +217,10 @@ class Town:
         self.pods.append(pod)
         return pod
 
+    def lead_to(self, pod: Pod) -> None:
+        """Let the leader's address lead to a pod, as its Service does when the pod before it is gone."""
+        self._target.write_text(pod.address)
+
     def forget_leader(self) -> None:
         """Let the leader's address lead to nobody, as its Service does while there is no pod."""
         self._target.write_text("")

@@ -1,10 +1,11 @@
 """A pod's place in its job, read from the environment that the operator gives to its container.
 
 ``taskd run script.py`` in a pod needs no flags: number of nodes, rank, processes and the leader's address are
-there already, under the names that images made for the reference system know. Two things are not, so our own
-operator adds them. ``TASKD_NODES``, because the number of pods cannot be divided out of sizes where the
+there already, under the names that images made for the reference system know. Three things are not, so our
+own operator adds them. ``TASKD_NODES``, because the number of pods cannot be divided out of sizes where the
 leader has fewer devices than the workers. ``TASKD_PEERS``, the host names of all pods, because the leader's
-address leads to whoever has rank 0 now, and the job may be managed elsewhere by then.
+address leads to whoever has rank 0 now, and the job may be managed elsewhere by then. ``TASKD_LEADER``, that
+address once more, because the guides' script puts the pod's own in its place wherever the rank is 0.
 
 Pods are told by their ranks; a standby pod has the rank of the pod that it may replace, and another name.
 """
@@ -21,6 +22,7 @@ NODES: Final = "TASKD_NODES"
 PEERS: Final = "TASKD_PEERS"
 RANK: Final = "RANK"
 LEADER: Final = "MASTER_ADDR"
+LEADER_SERVICE: Final = "TASKD_LEADER"
 LOCAL_WORLD: Final = "LOCAL_WORLD_SIZE"
 WORLD: Final = "WORLD_SIZE"
 ADDRESS: Final = "POD_IP"
@@ -86,6 +88,11 @@ def read_pod(env: Mapping[str, str], hostname: str, *, counted: bool = False) ->
     spare = env.get(SPARE, "") == "1" or standing_by
     place = PodPlace(env.get(ADDRESS, "").strip(), hostname, peers, spare, _reach_s(env))
     return PodFacts(place, flags)
+
+
+def leader_host(env: Mapping[str, str]) -> str:
+    """Where whoever has rank 0 now is found, also where a script has written this pod's address over it."""
+    return env.get(LEADER_SERVICE, "").strip() or env.get(LEADER, "").strip()
 
 
 def standby_node(host: str) -> str:

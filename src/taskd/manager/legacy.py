@@ -10,12 +10,14 @@ the cluster's control plane. It is read the same way here: the manager starts th
 fault as a whole. ``TASKD_PROCESS_INTERVAL`` is the period of a polling loop that this manager does not have;
 any value is accepted and changes nothing.
 
-Where MindIO's package is installed, its controller runs beside the manager (``manager.ttp``).
+Where MindIO's package is installed, its controller runs beside the manager (``manager.ttp``). In a pod that
+stands by for rank 0's, the manager waits for its turn (``manager.turn``).
 """
 
 import ipaddress
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,7 +28,8 @@ from taskd.kit.dictconfig import DictConfigError, Kinds, get, parse_port, read_d
 from taskd.kit.machine import is_port_free
 from taskd.kit.papers import PapersError, find_papers
 from taskd.manager.config import ManagerConfig
-from taskd.manager.ttp import open_bridge
+from taskd.manager.ttp import TtpBridge, open_bridge
+from taskd.manager.turn import await_turn
 
 INIT = "init_taskd_manager"
 START = "start_taskd_manager"
@@ -152,8 +155,10 @@ def start_taskd_manager() -> bool:
         log.error("%s: the manager of this process runs already; start it once", START)
         return False
     _running = True
-    bridge = open_bridge(os.environ) if _settings.process_recovery else None
+    bridge: TtpBridge | None = None
     try:
+        await_turn(os.environ, socket.gethostname(), choose_port(os.environ))
+        bridge = open_bridge(os.environ) if _settings.process_recovery else None
         return _serve(_settings.to_config(os.environ))
     except DictConfigError as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence is the whole story

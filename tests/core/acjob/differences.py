@@ -53,10 +53,10 @@ DIFFERENCES = (
     Difference(
         "env-place",
         "how many pods there are, and what they are called, is not told",
-        "`TASKD_NODES` and `TASKD_PEERS` in the pods of a PyTorch job",
+        "`TASKD_NODES`, `TASKD_PEERS` and `TASKD_LEADER` in the pods of a PyTorch job",
         "pods of different sizes cannot be counted, and rank 0's address does not lead to who manages now",
         case="(pytorch|clean)-.*",
-        path=_ENV + r"\[TASKD_(NODES|PEERS)\].*",
+        path=_ENV + r"\[TASKD_(NODES|PEERS|LEADER)\].*",
     ),
     Difference(
         "env-any-device",

@@ -28,7 +28,7 @@ COMMON = {
     "POD_IP",
 }
 TORCH = {"LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK"}
-PLACE = {"TASKD_NODES", "TASKD_PEERS"}
+PLACE = {"TASKD_NODES", "TASKD_PEERS", "TASKD_LEADER"}
 RECOVERY = {
     "PROCESS_RECOVER",
     "ELASTIC_PROCESS_RECOVER_ENABLE",
@@ -69,6 +69,7 @@ def test_pytorch_has_addresses_sizes_and_ranks() -> None:
     assert env["WORLD_SIZE"] == "24"
     assert env["LOCAL_RANK"] == "0,1,2,3,4,5,6,7"
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.96.0.7", "2222")
+    assert env["TASKD_LEADER"] == "10.96.0.7"
     assert env["MINDX_TASK_ID"] == "u-1"
     assert env["MINDX_SERVER_IP"] == "10.96.0.9"
     assert env["MINDX_SERVER_DOMAIN"] == names.PLANE_DOMAIN

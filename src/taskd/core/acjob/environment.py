@@ -212,6 +212,7 @@ class _Maker:
         # A leader without processes is no node, and its workers are counted from 0: `taskd run` has no place.
         if self._world.leader_computes:
             self._add(podplace.NODES, str(self._world.nodes))
+            self._add(podplace.LEADER_SERVICE, self._addresses.leader_ip)
             if peers := podplace.format_peers(hostnames.of_all_pods(self._job)):
                 self._add(podplace.PEERS, peers)
 

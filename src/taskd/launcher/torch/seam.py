@@ -3,6 +3,9 @@
 torchrun ends in ``launch_agent(config, entrypoint, args)``; that one function is replaced, and only after its
 signature was checked. What TaskD cannot do (a Python function as entry point, no manager to be reached) goes
 to the original, so a patched torchrun without TaskD's manager is a stock torchrun with one warning.
+
+The new pod of a hot switch has the rank and the environment of the pod that it relieves. There torchrun joins
+as a node that stands by, as ``taskd run`` does; as a node of that rank it would push the other one out.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from taskd.core.launch import (
     Program,
     ProgramKind,
 )
-from taskd.core.podplace import SPARE
+from taskd.core.podplace import SPARE, leader_host, read_pod, standby_node
 from taskd.core.variables import read_variables
 from taskd.launcher.launcher import Launcher, prepare_environment
 from taskd.launcher.notices import say
@@ -107,8 +110,12 @@ def _launch(
     if os.environ.get(SPARE) == "1":
         say("a pod that stands by starts its training with `taskd run`; torchrun would take a rank for it")
         raise SystemExit(ExitCode.USAGE)
-    host, port = _manager_address(config)
-    if not _reachable(host, port, _patience(config)):
+    standing_by = _stands_by()
+    host, port = _manager_address(config, standing_by=standing_by)
+    if not _reachable(host, port, _patience(config, standing_by=standing_by)):
+        if standing_by:
+            say(f"no manager answers at {host}:{port}, and a pod that stands by is of no use without")
+            raise SystemExit(ExitCode.NODES_MISSING)
         say(
             f"no manager answers at {host}:{port}, so torchrun goes on without TaskD; start manager.py on "
             "node 0, or set TASKD_PROCESS_ENABLE=off to silence this"
@@ -118,8 +125,7 @@ def _launch(
         spec = spec_from_config(config, entrypoint, [str(arg) for arg in args], host, port)
         prepare_environment()
         _note_missing_library()
-        key = str(spec.node_rank) if spec.node_rank >= 0 else f"{socket.gethostname()}-{os.getpid()}"
-        node = LocalNode(key, spec.node_rank, config.local_addr or own_address(host))
+        node = _node(spec, config.local_addr or own_address(host), standing_by=standing_by)
         topology = Topology(hosts_manager=False, manager_host=host, manager_port=port, nodes=(node,))
         code = asyncio.run(_run(spec, topology))
     except LaunchError as error:
@@ -128,6 +134,23 @@ def _launch(
     if code:
         raise SystemExit(code)
     return {}
+
+
+def _stands_by() -> bool:
+    """Tell whether this pod has the rank of another one that still trains."""
+    try:
+        facts = read_pod(os.environ, socket.gethostname(), counted=True)
+    except VariableError as error:
+        say(str(error))
+        raise SystemExit(ExitCode.USAGE) from error
+    return facts is not None and facts.place.spare
+
+
+def _node(spec: LaunchSpec, address: str, *, standing_by: bool) -> LocalNode:
+    if standing_by:
+        return LocalNode(standby_node(socket.gethostname()), -1, address, spare=True)
+    key = str(spec.node_rank) if spec.node_rank >= 0 else f"{socket.gethostname()}-{os.getpid()}"
+    return LocalNode(key, spec.node_rank, address)
 
 
 def _note_missing_library() -> None:
@@ -242,8 +265,9 @@ def _user_set(name: str) -> bool:
     return any(arg.startswith((f"--{name}", f"--{name.replace('_', '-')}")) for arg in sys.argv[1:])
 
 
-def _manager_address(config: Any) -> tuple[str, int]:  # noqa: ANN401
-    host = os.environ.get("MASTER_ADDR", "")
+def _manager_address(config: Any, *, standing_by: bool = False) -> tuple[str, int]:  # noqa: ANN401
+    # The guides' script has put rank 0's own address there, and whoever stands by has no manager yet.
+    host = leader_host(os.environ) if standing_by else os.environ.get("MASTER_ADDR", "")
     if not host and config.rdzv_backend == "static" and config.rdzv_endpoint:
         host = config.rdzv_endpoint.rpartition(":")[0].strip("[]")
     if os.environ.get("LOCAL_PROXY_ENABLE") == "on" or not host:
@@ -252,13 +276,14 @@ def _manager_address(config: Any) -> tuple[str, int]:  # noqa: ANN401
     return host, int(raw) if raw.isdigit() else DEFAULT_MANAGER_PORT
 
 
-def _patience(config: Any) -> float:  # noqa: ANN401
+def _patience(config: Any, *, standing_by: bool = False) -> float:  # noqa: ANN401
     """Say for how long a manager is waited for.
 
     Who exports TASKD_PROCESS_ENABLE=on, as the guides do, has one, but in a cluster its pod may start minutes
     later; going on without it would leave half of the job with it and half without.
     """
-    if os.environ.get("TASKD_PROCESS_ENABLE") != "on" or config.max_nodes == 1:
+    alone = os.environ.get("TASKD_PROCESS_ENABLE") != "on" or config.max_nodes == 1
+    if alone and not standing_by:
         return REACH_S
     return float(config.rdzv_configs.get("timeout", START_S))
 

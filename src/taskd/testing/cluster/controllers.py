@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from taskd.testing.cluster import planeservice
 from taskd.testing.cluster.real_nodes import RealNodes
 from taskd.testing.kube.client import ApiError
 
@@ -26,13 +27,24 @@ class ControllerProcess:
 
     The plane's port is chosen once: managers in pods have its address from their environment, and find a
     controller that was killed and started again under the same one.
+
+    With ``secure`` it is served as it is without any flag: the controller makes certificates (the authority
+    is a Secret of the namespace), and jobs find the plane by its documented name. One at a time can have it.
     """
 
     def __init__(
-        self, cluster: RealNodes, namespace: str, log: Path, *flags: str, plane: bool = False
+        self,
+        cluster: RealNodes,
+        namespace: str,
+        log: Path,
+        *flags: str,
+        plane: bool = False,
+        secure: bool = False,
     ) -> None:
         self.log = log
         self.plane = ""
+        self._cluster = cluster
+        self._published = plane and secure
         self._command = [
             sys.executable, "-m", "taskd.cli.main", "controller",
             "--kubeconfig", str(cluster.kubeconfig), "--namespace", namespace,
@@ -41,7 +53,12 @@ class ControllerProcess:
         if plane:
             _make_namespaces(cluster)
             self.plane = _free_address(cluster)
-            self._command += ["--plane", "--plane-insecure", "--plane-listen", self.plane]
+            self._command += ["--plane", "--plane-listen", self.plane]
+            self._command += ["--lease-namespace", namespace] if secure else ["--plane-insecure"]
+        if self._published:
+            # Before the controller starts: its certificate is for the address of the Service, too.
+            host, _, port = self.plane.rpartition(":")
+            planeservice.publish(cluster, host, int(port))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
@@ -69,7 +86,9 @@ class ControllerProcess:
             self._process = None
 
     def stop(self) -> int:
-        """End it in order; returns its exit code."""
+        """End it in order, and take its name away; returns its exit code."""
+        if self._published:
+            planeservice.withdraw(self._cluster)
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)

@@ -36,14 +36,18 @@ class JobForm:
     env: Mapping[str, str] = field(default_factory=dict)
     plane: str = ""
     """Where the control plane is, for a job that has one."""
+    secure: bool = False
+    """The plane asks for certificates and has its documented name: pods know what the operator tells them."""
     devices: bool = False
     """Ask for a device for each process."""
     start: str = SHORT_WAY
     writable: Sequence[Path] = ()
     name: str = "j"
     backoff: int = 3
-    scheduling: str = "force"
+    scheduling: str = "grace"
     """Its label `fault-scheduling`, where it has a control plane; none if empty."""
+    grace_s: int = 5
+    """How long its pods may take to end once they are told to."""
 
 
 class PodJob:
@@ -95,13 +99,18 @@ class PodJob:
             {"containerPort": 2222, "name": "ascendjob-port"},
             {"containerPort": 9601, "name": "taskd-port"},
         ]
-        env = {**({"TASKD_PLANE": form.plane} if form.plane else {}), **form.env}
+        told = {"TASKD_PLANE": form.plane} if form.plane and not form.secure else {}
+        env = {**told, **form.env}
         container["env"] = [*container["env"], *({"name": name, "value": env[name]} for name in env)]
         if form.devices:
             amount = {RESOURCE: str(form.per_pod)}
             requests = {**container["resources"]["requests"], **amount}
             container["resources"] = {"limits": amount, "requests": requests}
-        spec = {"containers": [container], "volumes": parts.volumes}
+        spec = {
+            "terminationGracePeriodSeconds": form.grace_s,
+            "containers": [container],
+            "volumes": parts.volumes,
+        }
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": spec}}
 
     # ------------------------------------------------------------------------------------------ looking

@@ -2,6 +2,8 @@
 
 import itertools
 import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -48,6 +50,19 @@ def test_it_waits_until_the_other_one_is_gone(old_manager: socket.socket) -> Non
     await_turn(POD, STANDBY, port, pause=pause)
 
     assert 3 + MISSES == last
+
+
+def test_a_connection_that_is_dropped_is_no_answer() -> None:
+    """As by a proxy before the Service that finds nobody behind it."""
+    pauses: list[float] = []
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        drops = threading.Thread(target=server.serve_forever, args=(0.05,))
+        drops.start()
+        await_turn(POD, STANDBY, server.server_address[1], pause=pauses.append)
+        server.shutdown()
+        drops.join()
+
+    assert MISSES == len(pauses)
 
 
 def test_a_refusal_among_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,18 @@ def test_a_report_before_its_order_was_handed_out_is_stale() -> None:
     assert 0 == int(play.answer.code)
 
 
+def test_pods_that_were_replaced_before_anybody_asked_are_not_waited_for() -> None:
+    """No manager comes, and the faulty pod is another one already when its replacement would be waited for."""
+    play = Play.of("recover,exit")
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(Unsubscribed())
+    play.feed(PodsSeen(pods(p1="new")))
+    play.wait()
+
+    assert play.at(Phase.INIT), play.state.phase
+    assert "started again" in play.outcome
+
+
 def test_a_recovery_that_never_ends_ends() -> None:
     """The eighth round is the last: a job whose replacements die again and again is started anew."""
     play = Play.of("recover")

@@ -74,9 +74,9 @@ def step(state: JobState, event: Event, moment: Moment) -> Outcome:
             _end(turn, event.why)
         case _:
             assert_never(event)
-    if turn.state.phase is Phase.RESCHEDULING and outcomes.rescheduled(turn):
-        intake.finish(turn, "started again")
+    _see_rescheduled(turn)
     _look_at_clock(turn)
+    _see_rescheduled(turn)  # the clock may have led there when all pods were others already
     return turn.state, _saved_first(state, turn)
 
 
@@ -124,6 +124,11 @@ def _see_pods(turn: Turn, event: PodsSeen) -> None:
         intake.finish(turn, "the whole job was started again")
     elif state.phase is Phase.RECOVERING and not turn.episode.cleared and turn.episode.leaving:
         _see_replacements(turn)
+
+
+def _see_rescheduled(turn: Turn) -> None:
+    if turn.state.phase is Phase.RESCHEDULING and outcomes.rescheduled(turn):
+        intake.finish(turn, "started again")
 
 
 def _forget_old_pods(turn: Turn, event: PodsSeen) -> None:

@@ -127,6 +127,8 @@ class Container:
         slot = Slot("Worker", rank - 1) if rank else Slot("Master", 0)
         self.env = {**environment(own, root), **operator_s(maker.pod(slot, 0), "127.0.0.1"), **more}
         self.env["TASKD_HOME"] = str(root / f"home-{rank}")
+        # It has this machine's host name: whoever is not called as its rank's pod stands by.
+        del self.env["TASKD_PEERS"]
 
     def start(self, args: str) -> "subprocess.Popen[str]":
         """Run the container's command."""

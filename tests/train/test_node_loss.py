@@ -23,7 +23,7 @@ Fault = Callable[[RunningJob, dict[str, Any]], object]
 
 def train(home: Path, fault: Fault, *flags: str) -> RunningJob:
     """Run the job on two local nodes, with a fault at step 5."""
-    with start(home, "--pause", "0.15", "--agree", nodes=TWO_NODES, flags=flags) as job:
+    with start(home, *AGREEING, nodes=TWO_NODES, flags=flags) as job:
         before = job.at_step(5)
         fault(job, before)
         job.past_generation(before["generation"])

@@ -136,7 +136,7 @@ class Site:
         return {
             pod["metadata"]["name"]: pod
             for pod in found
-            if not name or pod["metadata"]["labels"].get("job-name") == name
+            if not name or pod["metadata"].get("labels", {}).get("job-name") == name
         }
 
     def pod(self, name: str) -> Json:

@@ -300,7 +300,7 @@ def train_step(step: int) -> float:
     y = torch.randint(0, 8, (8,), generator=generator)
     if not (args.out / "hurry").exists():
         time.sleep(args.pause)
-    optimizer.zero_grad()
+    model.zero_grad()
     # A first stage has no loss of its own; what it propagates back comes from the next one.
     first = args.kind == "pp" and job.rank < 2
     loss = net(x) if first else nn.functional.cross_entropy(net(x), y)

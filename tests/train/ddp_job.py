@@ -13,12 +13,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from taskd import train
 from taskd.train.torch.ballots import Ballot
@@ -76,6 +78,21 @@ def die_at(point: str) -> None:
     """Be killed here, if this is the place."""
     if (point, at_step) in deaths:
         be_killed()
+
+
+class Midway(TorchDispatchMode):
+    """Is a place inside an update: some parameters have been changed, one is about to be, others have not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = 4
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.addcdiv_.default:
+            self._left -= 1
+            if not self._left:
+                die_at("inside")
+        return func(*args, **(kwargs or {}))
 
 
 def sleep_for_ever() -> None:
@@ -197,7 +214,8 @@ def train_step(step: int) -> float:
     die_at("forward")
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    with Midway() if ("inside", step) in deaths else nullcontext():
+        optimizer.step()
     scheduler.step()
     die_at("after")
     while args.linger == job.rank and not newcomer and (args.out / "linger").exists():

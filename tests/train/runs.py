@@ -24,7 +24,7 @@ WORLD = 4
 STEPS = 20
 MANY_STEPS = 60  # where commands are given one after the other while it trains
 # Where in a step a rank may be killed when the step counts already; before that nobody may miss a line of it.
-COUNTED = {"vote", "in-vote", "voted", "updated", "after"}
+COUNTED = {"vote", "in-vote", "voted", "inside", "updated", "after"}
 ONE_NODE = ("--nproc-per-node", "4", "--spares", "2")
 A_PAIR = ("--nproc-per-node", "2", "--spares", "1")
 TWO_NODES = ("--local-nodes", "2", "--nproc-per-node", "2", "--spares", "1")

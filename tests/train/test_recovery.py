@@ -23,9 +23,10 @@ from tests.train.runs import (
 
 pytestmark = pytest.mark.slow
 
-# One death a run with TASKD_MATRIX=1 (make matrix): every rank at every point. Otherwise each point once, by
-# several deaths a run, one after the other; two die together, and rank 0 is among them, in a test of its own.
-POINTS = ["before", "forward", "backward", "vote", "in-vote", "voted", "updated", "after"]
+# One death a run with TASKD_MATRIX=1 (make matrix): every rank at every point. Otherwise each point once, but
+# for the inside of the update, by several deaths a run, one after the other; two die together, and rank 0 is
+# among them, in a test of its own.
+POINTS = ["before", "forward", "backward", "vote", "in-vote", "voted", "inside", "updated", "after"]
 SAMPLE = [
     ["before:0:3", "vote:3:7", "updated:2:11", "forward:1:15"],
     ["backward:1:3", "in-vote:2:7", "voted:0:11", "after:3:15"],

@@ -2,8 +2,12 @@
 
 ``--kind`` chooses: ``hsdp`` (2 replicas x 2 shards), ``fsdp`` (4 shards), ``tp`` (2 data x 2 tensor
 parallel), ``pp`` (2 stages x 2 data) and ``own`` (DDP over a group that the script made by itself). Every
-committed step goes to a ledger, and each step that was computed to a file of its process.
-``--die POINT:RANK:STEP`` makes a rank kill itself and ``--raise`` fail once, in its first process only.
+committed step goes to a ledger, and each step that was computed to a file of its process. ``--two`` gives
+half of the parameters to a second optimizer.
+
+``--die POINT:RANK:STEP`` lets a rank be killed and ``--raise`` makes it fail once, in its first process only.
+A recovery has points too, in the step that was interrupted: ``joining`` the next group, and ``settling`` in
+it when state has moved. Instead of a step there may be ``new``: the rank's first replacement.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import json
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +27,16 @@ from torch import nn
 from torch.distributed import init_process_group  # imported before join, as many scripts do
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from taskd import train
+from taskd.core.messages import Regroup
 from taskd.train.torch import snapshots
+from taskd.train.torch.ballots import Ballot
 from taskd.train.torch.exchange import digest
+from taskd.train.torch.meeting import Meeting
 from taskd.train.torch.snapfile import file_of, headers
+from taskd.train.torch.voting import Votes
 
 WIDTH = 48
 
@@ -35,6 +45,7 @@ parser.add_argument("--kind", required=True)
 parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--pause", type=float, default=0.02, help="of each step, until there is a file hurry")
+parser.add_argument("--two", action="store_true", help="optimizers")
 parser.add_argument("--die", action="append", default=[])
 parser.add_argument("--outside", action="store_true", help="turn the schedule in the body of the loop")
 parser.add_argument("--corrupt", default="", help="RANK:STEP, its newest snapshot; killed then")
@@ -48,9 +59,9 @@ newcomer = os.environ.get("TASKD_NEWCOMER") == "1"
 
 
 def parse(plans: list[str]) -> set[tuple[str, int]]:
-    """Return where and when something happens in this rank."""
-    split = [plan.split(":") for plan in plans]
-    return {(point, int(step)) for point, rank, step in split if int(rank) == job.rank and not newcomer}
+    """Return where and when something happens in this process of the rank."""
+    split = [plan.split(":") for plan in plans if newcomer == plan.endswith(":new")]
+    return {(point, -1 if newcomer else int(step)) for point, rank, step in split if int(rank) == job.rank}
 
 
 deaths, errors = parse(args.die), parse(args.raising)
@@ -64,12 +75,54 @@ def be_killed() -> None:
 
 
 def point(name: str) -> None:
-    """Be killed or fail here, if this is the place; an error comes once."""
-    if (name, at_step) in deaths:
+    """Be killed or fail here, if this is the place; either comes once, also if all ranks restart."""
+    if (name, at_step) in deaths and not (died := args.out / f"died-{name}-{job.rank}-{at_step}").exists():
+        died.touch()
         be_killed()
     if (name, at_step) in errors:
         errors.discard((name, at_step))
         raise RuntimeError(f"a passing error in {name}")
+
+
+class Midway(TorchDispatchMode):
+    """Is a place inside an update: some parameters have been changed, one is about to be, others have not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = 4
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.addcdiv_.default:
+            self._left -= 1
+            if not self._left:
+                point("inside")
+        return func(*args, **(kwargs or {}))
+
+
+begin_vote, offer_vote, join_group = Votes.begin, Votes.offer, Meeting._join
+
+
+def begin(votes: Votes, ballot: Ballot) -> None:
+    """Two points: before the others are told, and after it."""
+    point("vote")
+    begin_vote(votes, ballot)
+    point("in-vote")
+
+
+def offer(votes: Votes, generation: int) -> int:
+    """What was missing has been moved, and all are about to agree on the next steps."""
+    point("settling")
+    return offer_vote(votes, generation)
+
+
+def join(meeting: Meeting, regroup: Regroup) -> None:
+    """All stand, and are about to connect."""
+    point("joining")
+    join_group(meeting, regroup)
+
+
+for owner, name, trap in ((Votes, "begin", begin), (Votes, "offer", offer), (Meeting, "_join", join)):
+    setattr(owner, name, trap)
 
 
 class At(nn.Module):
@@ -210,9 +263,14 @@ match args.kind:
     case _:
         model, net = own_group()
 torch.manual_seed(100 + data_rank)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+parameters = list(model.parameters())
+count = len(parameters) // (2 if args.two else 1)
+optimizer = torch.optim.AdamW(parameters[:count], lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
-job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+states: dict[str, Any] = {"model": model, "optimizer": optimizer}
+if args.two:
+    states["second"] = torch.optim.SGD(parameters[count:], lr=1e-2, momentum=0.9)
+job.register(**states, scheduler=scheduler)
 optimizer.register_step_pre_hook(lambda *_: point("voted"))
 optimizer.register_step_post_hook(lambda *_: point("updated"))
 
@@ -242,16 +300,21 @@ def train_step(step: int) -> float:
     y = torch.randint(0, 8, (8,), generator=generator)
     if not (args.out / "hurry").exists():
         time.sleep(args.pause)
-    optimizer.zero_grad()
+    model.zero_grad()
     # A first stage has no loss of its own; what it propagates back comes from the next one.
     first = args.kind == "pp" and job.rank < 2
     loss = net(x) if first else nn.functional.cross_entropy(net(x), y)
     loss.backward()
     if args.kind != "pp":
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    with Midway() if ("inside", step) in deaths | errors else nullcontext():
+        optimizer.step()
+    if args.two:
+        point("between")
+        states["second"].step()
     if not args.outside:
         scheduler.step()
+    point("after")
     with (args.out / f"computed-{job.rank}-{os.getpid()}.txt").open("a") as file:
         file.write(f"{step}\n")
     return float(loss.item())
@@ -263,7 +326,7 @@ for done, value in job.steps(train_step, until=args.steps):
         scheduler.step()
     with ledger.open("a") as file:
         file.write(json.dumps({"step": done, "loss": value.hex(), "pid": os.getpid()}) + "\n")
-(args.out / f"digest-{job.rank}.txt").write_text(digest({"model": model, "optimizer": optimizer}))
+(args.out / f"digest-{job.rank}.txt").write_text(digest(states))
 if args.kind != "own":
     atexit._run_exitfuncs()
     os._exit(

@@ -98,7 +98,7 @@ def test_a_report_before_its_order_was_handed_out_is_stale() -> None:
 
 
 def test_pods_that_were_replaced_before_anybody_asked_are_not_waited_for() -> None:
-    """No manager comes, and the faulty pod is another one already when its replacement would be waited for."""
+    """No manager comes, and the faulty pod is another one already when somebody would wait for it."""
     play = Play.of("recover,exit")
     play.feed(FaultsReported((("9", "1"),)))
     play.feed(Unsubscribed())

@@ -129,7 +129,7 @@ format: $(STAMP)
 
 matrix: $(STAMP)
 	@$(COMPILE)
-	@TASKD_MATRIX=1 $(BIN)/python -m pytest tests/train/test_recovery.py tests/train/test_topologies.py tests/train/test_usage.py tests/train/test_kinds.py tests/train/test_ending.py tests/train/test_switch.py tests/train/test_plain_torchrun.py tests/sim $(ARGS)
+	@TASKD_MATRIX=1 $(BIN)/python -m pytest tests/train/test_recovery.py tests/train/test_topologies.py tests/train/test_usage.py tests/train/test_kinds.py tests/train/test_ending.py tests/train/test_switch.py tests/train/test_plain_torchrun.py tests/sim -m 'not matrix' $(ARGS)
 	@$(BIN)/python -m pytest -m matrix $(ARGS)
 
 soak: $(STAMP)

@@ -123,26 +123,55 @@ def test_what_nobody_may_or_can_save_is_not_tried() -> None:
     assert [] == [e for e in forgetful.effects if isinstance(e, SendOrder) and isinstance(e.order, Start)]
 
 
+def test_the_part_of_a_dead_rank_is_written_from_its_snapshot_by_a_neighbour() -> None:
+    """Of the newest step of which every part is to be had; who is further reads its own snapshot too."""
+    layout = ("0", "1", "2")
+    said = {
+        rank: Standing(
+            2, rank, True, 7, shards=layout, snapshots=((rank, 7), (rank, 6)), beside=((2, 6), (3 - rank, 6))
+        )
+        for rank in (0, 1)
+    }
+
+    assert Save(2, 6, (), (2,), ((0, 0), (0, 2), (1, 1))) == decide_save(said, 3)
+    newer = {rank: replace(each, beside=((2, 7), (2, 6))) for rank, each in said.items()}
+    assert Save(2, 7, (0, 1), (2,), ((0, 2),)) == decide_save(newer, 3)
+    alone = {rank: replace(each, beside=()) for rank, each in said.items()}
+    assert "nobody is left who has the state of rank 2 at step 6" == decide_save(alone, 3)
+
+
 @given(
     st.dictionaries(
-        st.integers(0, 5), st.tuples(st.booleans(), st.integers(5, 6), st.booleans()), min_size=1
+        st.integers(0, 5),
+        st.tuples(
+            st.booleans(),
+            st.integers(5, 6),
+            st.booleans(),
+            st.lists(st.tuples(st.integers(0, 5), st.integers(5, 6)), max_size=4),
+        ),
+        min_size=1,
     ),
     st.integers(1, 6),
 )
 def test_each_part_is_written_once_by_one_who_has_it(
-    entries: dict[int, tuple[bool, int, bool]], parts: int
+    entries: dict[int, tuple[bool, int, bool, list[tuple[int, int]]]], parts: int
 ) -> None:
-    """The writers hold the target or make it from their gradient, one for every part of the whole world."""
+    """By one that holds the target or makes it from its gradient, or else can read a snapshot of it."""
     layout = tuple(str(rank % parts) for rank in range(6))
     said = {
-        rank: Standing(2, rank, state, step if state else 0, complete and state, shards=layout)
-        for rank, (state, step, complete) in entries.items()
+        rank: Standing(
+            *(2, rank, state, step if state else 0, complete and state), shards=layout, beside=tuple(beside)
+        )
+        for rank, (state, step, complete, beside) in entries.items()
     }
     save = decide_save(said, 6)
     if isinstance(save, str):
         return
 
-    assert sorted({rank % parts for rank in range(6)}) == sorted(rank % parts for rank in save.writers)
+    written = [*save.writers, *(owner for _, owner in save.copies)]
+    assert sorted({rank % parts for rank in range(6)}) == sorted(rank % parts for rank in written)
+    for writer, owner in save.copies:
+        assert (owner, save.target) in said[writer].beside
     for rank in save.writers:
         short = save.target - said[rank].step
         assert said[rank].has_state

@@ -21,7 +21,7 @@ import torch.distributed
 from torch import nn
 
 from taskd.train.torch import statefile
-from taskd.train.torch.checkpointer import Checkpointer, dump
+from taskd.train.torch.checkpointer import Checkpointer, capture_objects, dump
 from taskd.train.torch.checkpoints import agree, find_offers
 from taskd.train.torch.exchange import digest
 from taskd.train.torch.manifests import Layout, RankState
@@ -136,8 +136,7 @@ def write(root: Path, value: int, attempt: int) -> None:
         layout=LAYOUT,
         run=f"run{value}",
         generation=attempt,
-        objects={"holder": Holder(value)},
-        shard="all",
+        shards=[("all", capture_objects({"holder": Holder(value)}))],
         ranks={0: RankState(b"own", value)},
         publish=True,
     )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from taskd.train.torch.checkpointer import dump
+from taskd.train.torch.checkpointer import capture_objects, dump
 from taskd.train.torch.checkpoints import agree, check_whole, choose, find_offers, load
 from taskd.train.torch.exchange import digest
 from taskd.train.torch.manifests import (
@@ -108,8 +108,7 @@ def test_a_new_job_goes_on_with_the_same_losses(tmp_path: Path) -> None:
         layout=ONE,
         run="first",
         generation=2,
-        objects=objects,
-        shard="all",
+        shards=[("all", capture_objects(objects))],
         ranks={0: RankState(b"own", 4, {"epoch": 1})},
         publish=True,
     )

@@ -21,6 +21,7 @@ from taskd.train.torch.exchange import StateMismatch, digest
 from taskd.train.torch.keeping import Keeping
 from taskd.train.torch.notes import Origin, SetupNotes
 from taskd.train.torch.snapshots import Snapshot, SnapshotDamaged
+from taskd.train.torch.spread import Meshes
 from tests.train.crew import run_crew
 from tests.train.snapshot_writer import Filled
 
@@ -264,6 +265,21 @@ def test_a_snapshot_can_be_stored_elsewhere(path: str) -> None:
         other = make(5)
         snapshots.load(f"{path}.buddy", step, other)
         assert hashes[step] == digest(other)
+
+
+def test_the_states_of_another_rank_can_be_read_without_its_objects(path: str) -> None:
+    """As a neighbour does that writes them down for one that died."""
+    objects = make(1)
+    train(objects, 2)
+    take(path, 2, objects)
+
+    states = snapshots.read(path, 2, Meshes(()))
+    other = make(5)
+    for name, thing in other.items():
+        thing.load_state_dict(states[name])
+    assert digest(objects) == digest(other)
+    with pytest.raises(SnapshotDamaged):
+        snapshots.read(path, 3, Meshes(()))
 
 
 def test_what_arrives_damaged_is_not_stored_or_not_used(path: str) -> None:

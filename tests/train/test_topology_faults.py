@@ -208,21 +208,15 @@ def test_a_job_that_gets_sigterm_goes_on_later(
     ("kind", "death"),
     [
         ("hsdp", "voted:3:6"),
-        pytest.param(
-            *("fsdp", "inside:0:6"),
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a dead rank's snapshot is read by its replacement only, and a dump has none: all "
-                "ranks restart from the beginning",
-            ),
-        ),
+        ("fsdp", "inside:0:6"),
+        ("fsdp", "voted:3:6"),
         ("tp", "forward:1:6"),
     ],
 )
 def test_a_death_that_may_not_be_recovered_restarts_from_its_dump(
     tmp_path: Path, undisturbed: Callable[..., Run], kind: str, death: str
 ) -> None:
-    """The dead rank's part is written by its replica, or should be from its snapshot; no step is lost."""
+    """The dead rank's part is written by its replica, or from its snapshot; no step is lost or told twice."""
     job = train(kind, tmp_path, *die(death), flags=("--recover-strategy", "dump,exit"))
 
     assert ["dump", "restart"] == [each["strategy"] for each in job.timeline()]

@@ -191,7 +191,8 @@ class Standing:
     ``step`` counts the steps it has committed; ``complete`` says that it holds the whole reduced gradient of
     the next one. ``shards`` names each rank's part of the state, as far as this one knows; ranks with one
     and the same part are replicas. ``snapshots`` are the (rank, step) of which this one has a copy in shared
-    memory. Repeated until the answer is there. Only the leader has a ``store``.
+    memory, ``beside`` those that other ranks of the node left there: a dump has no replacement that would
+    find them. Repeated until the answer is there. Only the leader has a ``store``.
 
     ``pid`` and ``birth``, the generation it was born in, tell two processes of one rank apart. One that is
     ``leaving`` in a hot switch brings what its successor needs: its ``own`` small state as of now. One whose
@@ -213,6 +214,7 @@ class Standing:
     own: bytes = b""
     through: bool = False
     told: int = 0
+    beside: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,13 +488,15 @@ class Regroup:
 class Save:
     """There is no way on: write the state of a step to disk, each part once.
 
-    ``writers`` write a part each. ``absent`` ranks are gone; whoever keeps their own small state writes it.
+    ``writers`` write a part each. A part that nobody has any more is written from a snapshot: ``copies`` are
+    (who writes, whose snapshot). ``absent`` ranks are gone; whoever keeps their own small state writes it.
     """
 
     generation: int
     target: int
     writers: tuple[int, ...]
     absent: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,10 @@ def decide_regroup(standings: Mapping[int, Standing]) -> Regroup | str:
 
 
 def decide_save(standings: Mapping[int, Standing], world: int) -> Save | str:
-    """Decide which step is written to disk, and by whom: each part of the state by its lowest holder."""
+    """Decide which step is written to disk, and by whom: each part of the state by its lowest holder.
+
+    A part that nobody holds at that step is written by somebody who can read a snapshot of it.
+    """
     layout = known_layout(standings.values())
     parts = {layout.get(rank, ""): rank for rank in range(world)}
     top = max((standing.step for standing in standings.values() if standing.has_state), default=-1)
@@ -57,13 +60,28 @@ def decide_save(standings: Mapping[int, Standing], world: int) -> Save | str:
         for rank in sorted(standings, reverse=True):
             if _gets_to(standings[rank], target):
                 holders[layout.get(rank, "")] = rank
-        orphan = next((rank for part, rank in parts.items() if part not in holders), None)
+        kept = _snapshots_by_part(standings, layout, target)
+        orphan = next((rank for part, rank in parts.items() if part not in {**holders, **kept}), None)
         if orphan is None:
             absent = tuple(rank for rank in range(world) if rank not in standings)
             generation = next(iter(standings.values())).generation
-            return Save(generation, target, tuple(sorted(holders.values())), absent)
+            copies = tuple(sorted(kept[part] for part in parts if part not in holders))
+            return Save(generation, target, tuple(sorted(holders.values())), absent, copies)
         missing = f"nobody is left who has the state of rank {orphan} at step {target}"
     return missing
+
+
+def _snapshots_by_part(
+    standings: Mapping[int, Standing], layout: Mapping[int, str], target: int
+) -> dict[str, tuple[int, int]]:
+    """Return for each part who can read a snapshot of it, and whose it is; best is one's own."""
+    found = [
+        (layout.get(owner, ""), (rank, owner))
+        for rank, standing in standings.items()
+        for owner, step in (*standing.snapshots, *standing.beside)
+        if step == target
+    ]
+    return dict(sorted(found, key=lambda item: (item[1][0] == item[1][1], -item[1][0], -item[1][1])))
 
 
 def _who_needs(standings: Mapping[int, Standing], target: int) -> list[int]:

@@ -68,8 +68,9 @@ def uid(site: Site, pod: str) -> str:
 
 
 def delete_pod(site: Site, pod: str, grace_s: int = 0) -> None:
-    """Delete a pod, as anybody may."""
-    site.kube.api.delete(f"{PODS.format(site.namespace)}/{pod}", grace_s=grace_s)
+    """Delete a pod, as anybody may; that one, and not its successor should the request be sent twice."""
+    body = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid(site, pod)}}
+    site.kube.api.request("DELETE", f"{PODS.format(site.namespace)}/{pod}", body)
 
 
 def annotate_pod(site: Site, pod: str, **marks: str | None) -> None:

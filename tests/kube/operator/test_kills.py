@@ -380,6 +380,17 @@ def _table(site: Site, job: str) -> Json:
     return found
 
 
+def _asked(site: Site, job: str, mark: int) -> str:
+    """Who wrote what of a job and its pods since a mark, a line each."""
+    writes = site.kube.audit.writes(since=mark, namespace=site.namespace)
+    return "\n".join(
+        f"{each.received_at} {each.code} {each.verb} {each.resource}/{each.subresource} {each.name} "
+        f"{each.user_agent[:30]}"
+        for each in writes
+        if each.name.startswith(job) or not each.name
+    )
+
+
 def _varies(write: str) -> bool:
     """Whether the speed of things says how often that is written: counts of pods, summaries, tables."""
     return write.endswith("/status") or "/job-summary-" in write or "/rings-config-" in write
@@ -443,9 +454,14 @@ def test_a_controller_that_dies_at_a_write_is_followed_by_one_that_ends_at_the_s
         points = [(max(1, count // 2), BEFORE) if odd else ((count + 1) // 2, AFTER)]
     missed = []
     for turn, point in enumerate(points):
-        kills = immortal.kills
+        kills, mark = immortal.kills, site.kube.audit.mark()
         stage = Stage(site, nodes, f"job-{turn}")
-        found = [tell(stage, history, immortal, point)]
+        try:
+            found = [tell(stage, history, immortal, point)]
+        except AssertionError as error:
+            error.add_note(f"killed {point[1]} write {point[0]}\n{_asked(site, stage.job, mark)}")
+            error.add_note(immortal.controller.log.read_text()[-4000:])
+            raise
 
         def same(job: str = stage.job, found: list[Json] = found) -> bool:
             found.append(left(site, job))

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -41,21 +41,20 @@ def dump(
     layout: Layout,
     run: str,
     generation: int,
-    objects: Mapping[str, Stateful],
-    shard: str | None,
+    shards: Iterable[tuple[str, Capture]],
     ranks: Mapping[int, RankState],
     publish: bool,
     limit_s: float = ROUND_LIMIT_S,
 ) -> str | None:
-    """Write this process's parts of a last checkpoint: a shard if it is its owner, and some ranks' own state.
+    """Write this process's parts of a last checkpoint: the shards that fall to it, and some ranks' own state.
 
     The one that publishes waits for the parts of all others, and returns where the checkpoint is. Who decides
     must see to it that each shard and each rank has a writer; also a rank that died, if it left something.
     """
     home = prepare(root)
     with Round(home, layout, step, run=run, generation=generation, kind="dump") as round_:
-        if shard is not None:
-            round_.add_shard(shard, capture_objects(objects))
+        for shard, capture in shards:
+            round_.add_shard(shard, capture)
         for rank, state in ranks.items():
             round_.add_rank(rank, state.capture())
         if not publish:

@@ -78,7 +78,8 @@ class Offer:
             except Exception as error:
                 error.add_note(f"while the state of {name!r} was loaded from {self.path}")
                 raise
-        return RankState(rank.load("own"), rank.load("position"), rank.load("loader"))
+        told = rank.load("told") if "told" in rank.names else 0
+        return RankState(rank.load("own"), rank.load("position"), rank.load("loader"), told)
 
     def close(self) -> None:
         """Close the files."""

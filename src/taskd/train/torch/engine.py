@@ -467,6 +467,7 @@ class Engine:
                 parting if leaving else b"",
                 self._through,
                 0 if self._has_state else max(self._told, self._keeping.told),
+                self._keeping.beside(),
             )
 
         def meanwhile() -> None:
@@ -525,7 +526,7 @@ class Engine:
         if resumed is None:
             return
         self._resumed = True
-        self._step = self._told = max(resumed.step, self._step)
+        self._step, self._told = max(resumed.step, self._step), max(resumed.told, resumed.step, self._step)
         self._arrival = self._step, resumed.own
         self._take_up()
         self._keeping.committed(self._step, self._objects)
@@ -594,7 +595,6 @@ class Engine:
 
     def _dump(self, save: Save) -> None:
         """Write this rank's part, say so, and wait for the end or for another way on."""
-        position = save.target - self._start
-        saved = self.saver.answer(save, self._objects, self._layout, self._keeping, position)
+        saved = self.saver.answer(save, self._objects, self._layout, self._keeping, save.target - self._start)
         self._watch.repeat(saved, DISMISSAL_S)
         self._come_together(complete=False)

@@ -24,6 +24,7 @@ from taskd.train.torch.notes import SetupNotes
 from taskd.train.torch.own import without_states
 from taskd.train.torch.restoring import AT_VOTE, Own, find_own
 from taskd.train.torch.slots import Slot, read_entries, read_told
+from taskd.train.torch.spread import Meshes
 
 TAG = 7803
 
@@ -50,6 +51,7 @@ class Keeping:
         """
         self._rank = rank
         self._world = world
+        self._shm_dir = shm_dir
         self._notes = notes
         self._slot_before = slot_before
         self._votes: dict[int, bytes] = {}
@@ -162,6 +164,24 @@ class Keeping:
             found += [(self._buddy.owner, step) for step in snapshots.versions(self._kept_snapshot)]
         return tuple(found)
 
+    def beside(self) -> tuple[tuple[int, int], ...]:
+        """Return the (rank, step) of the snapshots that other ranks of this node have left, or leave."""
+        if self._snapshot is None:
+            return ()
+        return tuple(
+            (rank, step)
+            for rank in _ranks_of_node(self._rank, self._world)
+            if rank != self._rank
+            for slot in slots_of(rank, self._shm_dir)
+            for step in snapshots.versions(f"{slot}.snap")
+        )
+
+    def read_copy(self, owner: int, step: int, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the states in a snapshot that is here, whosever it is."""
+        near = [] if owner == self._rank else [f"{slot}.snap" for slot in slots_of(owner, self._shm_dir)]
+        having = (path for path in near if step in snapshots.versions(path))
+        return snapshots.read(next(having, self._path_of(owner, step)), step, Meshes(objects.values()))
+
     def whole_copies(self, step: int, wanted: Iterable[int]) -> tuple[int, ...]:
         """Return the ranks among the wanted of whose step there is a whole snapshot here."""
         return tuple(rank for rank in wanted if (rank, step) in self.copies() and self._is_whole(rank, step))
@@ -230,6 +250,18 @@ class Keeping:
         theirs = _swap_data(mine, buddy)
         if theirs.numel():
             snapshots.import_bytes(self._kept_snapshot, theirs)
+
+
+def slots_of(rank: int, shm_dir: str) -> list[Path]:
+    """Return what processes of a rank of this node left; one that was moved had a slot of its own."""
+    directory = Path(shm_dir)
+    return [directory / f"rank-{rank}.slot", *sorted(directory.glob(f"rank-{rank}-g*.slot"))]
+
+
+def _ranks_of_node(rank: int, world: int) -> range:
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    first = rank // size * size
+    return range(first, min(first + size, world))
 
 
 def _swap_data(mine: torch.Tensor, buddy: Buddy) -> torch.Tensor:

@@ -81,15 +81,20 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What belongs to one rank: its random state and buffers, and its place in the data."""
+    """What belongs to one rank: its random state and buffers, and its place in the data.
+
+    ``told`` is how many steps its script was told of, where that may be more than the checkpoint has.
+    """
 
     own: bytes
     position: int
     loader: Any = None
+    told: int = 0
 
     def capture(self) -> Capture:
         """Make it ready to be written."""
-        return Capture({"own": self.own, "position": self.position, "loader": self.loader})
+        told = {"told": self.told} if self.told else {}
+        return Capture({"own": self.own, "position": self.position, "loader": self.loader, **told})
 
 
 def rank_name(rank: int) -> str:

@@ -5,18 +5,19 @@ The files are in ``rounds``, ``checkpoints`` and ``checkpointer``; this is where
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from taskd.core.messages import Save, Saved
-from taskd.train.torch.checkpointer import Checkpointer, dump
+from taskd.train.torch.checkpointer import Checkpointer, capture_objects, dump
 from taskd.train.torch.checkpoints import Offer, agree
-from taskd.train.torch.keeping import Keeping
+from taskd.train.torch.keeping import Keeping, slots_of
 from taskd.train.torch.manifests import CheckpointError, Layout, RankState
 from taskd.train.torch.restoring import find_own, gather_numbers
 from taskd.train.torch.rounds import prepare
-from taskd.train.torch.slots import read_entries
+from taskd.train.torch.slots import read_entries, read_told
+from taskd.train.torch.statefile import Capture
 
 MOST_STEPS = 16
 
@@ -28,6 +29,7 @@ class Resumed(NamedTuple):
 
     step: int
     own: bytes
+    told: int
 
 
 class Saver:
@@ -82,7 +84,7 @@ class Saver:
             best.close()
         if self._rank == 0:
             log.warning("taskd: going on after step %d, from %s", best.step - 1, best.path)
-        return Resumed(best.step, state.own)
+        return Resumed(best.step, state.own, state.told)
 
     def begin(self, layout: tuple[str, ...], generation: int) -> None:
         """Write checkpoints from now on, if they are wanted."""
@@ -149,24 +151,34 @@ class Saver:
         for rank in (self._rank, *save.absent):
             if rank != self._rank and self._writer_for(rank, save) != self._rank:
                 continue
-            own = owns.get(rank)
+            own, left = owns.get(rank), slots_of(rank, os.environ.get("TASKD_SHM_DIR", ""))
             if own is None and rank != self._rank:
-                entries = [entry for slot in _slots_of(rank) for entry in read_entries(slot)]
+                entries = [entry for slot in left for entry in read_entries(slot)]
                 own = find_own(entries, save.target)
-            ranks[rank] = RankState(own.payload if own else b"", position)
-        publish = self._rank == min(save.writers)
+            told = max(map(read_told, left))
+            ranks[rank] = RankState(own.payload if own else b"", position, told=told)
+        publish = self._rank == _first_writer(save)
         path = dump(
             root,
             step=save.target,
             layout=Layout(full),
             run=self._run,
             generation=save.generation,
-            objects=objects,
-            shard=full[self._rank] if self._rank in save.writers else None,
+            shards=self._shards(save, objects, full, keeping),
             ranks=ranks,
             publish=publish,
         )
         return path or ""
+
+    def _shards(
+        self, save: Save, objects: Mapping[str, Any], layout: tuple[str, ...], keeping: Keeping
+    ) -> Iterator[tuple[str, Capture]]:
+        """Give the parts that this rank writes, one after the other: memory may not hold two."""
+        if self._rank in save.writers:
+            yield layout[self._rank], capture_objects(objects)
+        for writer, owner in save.copies:
+            if writer == self._rank:
+                yield layout[owner], Capture(keeping.read_copy(owner, save.target, objects))
 
     def _writer_for(self, absent: int, save: Save) -> int:
         """Return who writes what an absent rank alone had: a neighbour on its node, or its buddy."""
@@ -174,7 +186,7 @@ class Saver:
         there = [rank for rank in range(self._world) if rank not in save.absent]
         near = [rank for rank in there if rank // local_world == absent // local_world]
         buddy = (absent + local_world) % self._world
-        return min(near) if near else buddy if buddy in there else min(save.writers)
+        return min(near) if near else buddy if buddy in there else _first_writer(save)
 
     def _sources(self) -> list[str]:
         after_a_dump = self._dump_dir if self._restarts and Path(self._dump_dir).is_dir() else ""
@@ -187,7 +199,5 @@ class Saver:
         return {rank: values[1 : 1 + values[0]] for rank, values in enumerate(rows)}
 
 
-def _slots_of(rank: int) -> list[Path]:
-    """Return what processes of a rank of this node left; one that was moved had a slot of its own."""
-    directory = Path(os.environ.get("TASKD_SHM_DIR", ""))
-    return [directory / f"rank-{rank}.slot", *sorted(directory.glob(f"rank-{rank}-g*.slot"))]
+def _first_writer(save: Save) -> int:
+    return min((*save.writers, *(writer for writer, _ in save.copies)))

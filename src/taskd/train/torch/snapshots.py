@@ -36,13 +36,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import is_not
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from taskd.train.torch import sums
 from taskd.train.torch.exchange import Stateful, StateMismatch
-from taskd.train.torch.pickling import aligned, bytes_of
+from taskd.train.torch.pickling import Placing, aligned, bytes_of
 from taskd.train.torch.pinned import DeviceCopies
 from taskd.train.torch.snapfile import (
     BUFFERS,
@@ -62,6 +62,7 @@ from taskd.train.torch.snapfile import (
     take_over,
     view_of,
 )
+from taskd.train.torch.spread import Meshes
 from taskd.train.torch.states import Dissector, Outline, Part, put_back
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "export",
     "import_bytes",
     "load",
+    "read",
     "remove",
     "verify",
     "versions",
@@ -346,6 +348,28 @@ def load(path: str | os.PathLike[str], step: int, objects: Mapping[str, Stateful
 
     put_back(objects, outlines, fill)
     return extra
+
+
+def read(path: str | os.PathLike[str], step: int, meshes: Meshes) -> dict[str, Any]:
+    """Return the states in a snapshot, of whatever rank; parts of spread tensors are joined to these meshes.
+
+    Raises SnapshotDamaged.
+    """
+    name = os.fspath(path)
+    outlines, places, _, data = _verify(name, *map_version(name, step))
+    states: dict[str, Any] = {}
+    starts = iter(places)
+    for outline in outlines:
+        tensors = [shape.make() for shape in outline.shapes]
+        for tensor in tensors:
+            target, start = bytes_of(tensor), DATA + next(starts)
+            target.copy_(data[start : start + target.numel()])
+        loaded = Placing(outline.pickled, meshes, outline.shapes, tensors).load()
+        if outline.owner in states:
+            states[outline.owner].update(loaded)
+        else:
+            states[outline.owner] = loaded
+    return states
 
 
 def verify(path: str | os.PathLike[str], step: int) -> None:

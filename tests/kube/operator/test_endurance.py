@@ -45,7 +45,7 @@ def test_a_deadline_holds_for_pods_that_never_start_and_after_a_resumption(
     """Nobody has to touch the job for that."""
     nodes.add(1)
     site.submit(small("stuck", marks={HOLD: "true"}, policy={"activeDeadlineSeconds": 2}))
-    site.submit(small(policy={"activeDeadlineSeconds": 4, "suspend": True}))
+    site.submit(small(policy={"activeDeadlineSeconds": 10, "suspend": True}))
     site.submit(small("never", policy={"activeDeadlineSeconds": 0}))
     site.wait_state("job", "Created", "JobSuspended")
     suspend(site, wish=False)

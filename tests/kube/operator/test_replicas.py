@@ -17,7 +17,7 @@ from taskd.testing.kube import Cluster, Nodes, User, VolcanoStandIn
 from tests.kube.operator.site import Controller, Site, until
 from tests.kube.operator.town import NPU, job
 
-LEASE_S = "8"
+LEASE_S = "10"
 
 
 @dataclass

@@ -58,9 +58,9 @@ def mark(manifest: object) -> str:
     return hashlib.sha256(msgspec.json.encode(manifest, order="deterministic")).hexdigest()[:16]
 
 
-def pod_group_manifest(job: Job, *, paused: bool) -> dict[str, Any]:
+def pod_group_manifest(job: Job, *, paused: bool, gone: frozenset[Slot]) -> dict[str, Any]:
     """The PodGroup with the mark of what it is."""
-    manifest = podgroups.pod_group(job, paused=paused)
+    manifest = podgroups.pod_group(job, paused=paused, gone=gone)
     manifest["metadata"]["annotations"][names.APPLIED] = mark(manifest)
     return manifest
 
@@ -96,8 +96,8 @@ class Carrier:
 
     async def _do(self, job: Job, action: Action, leader_ip: str) -> Failure | None:
         match action:
-            case SyncPodGroup():
-                return await self._sync_group(job)
+            case SyncPodGroup(gone=gone):
+                return await self._sync_group(job, gone)
             case SyncService(ip=ip):
                 return await self._sync_service(job, ip)
             case SyncExtras():
@@ -124,12 +124,12 @@ class Carrier:
 
     # ---------------------------------------------------------------------------- what pods depend on
 
-    async def _sync_group(self, job: Job) -> Failure | None:
+    async def _sync_group(self, job: Job, gone: frozenset[Slot]) -> Failure | None:
         assert self.cluster.groups is not None  # noqa: S101 - asked for only with gang scheduling
         known = self.cluster.groups.get(job.namespace, job.pod_group)
         paused = known is not None and known.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
         try:
-            manifest = pod_group_manifest(job, paused=paused)
+            manifest = pod_group_manifest(job, paused=paused, gone=gone)
             group = await self.cluster.client.apply(
                 POD_GROUP, job.namespace, job.pod_group, manifest, field_manager=MANAGER
             )

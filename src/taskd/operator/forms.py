@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import names, services, validation
-from taskd.core.acjob.job import Job
+from taskd.core.acjob.job import Job, Slot
 from taskd.core.acjob.quantities import QuantityError
 from taskd.core.acjob.validation import Problem
 from taskd.kube.objects import Json, Service
@@ -31,18 +31,19 @@ class Form:
     problems: tuple[Problem, ...]
     job: Job | None
     """None where it has problems: it may not be readable."""
-    _marks: dict[bool, str] = field(default_factory=dict)
+    _marks: dict[tuple[bool, frozenset[Slot]], str] = field(default_factory=dict)
     _service: tuple[Mapping[str, str], frozenset[_Port]] | None = None
 
-    def group_mark(self, job: Job, *, paused: bool) -> str:
+    def group_mark(self, job: Job, *, paused: bool, gone: frozenset[Slot]) -> str:
         """The mark that the job's PodGroup has when it is up to date; empty where none can be made."""
-        if paused not in self._marks:
+        state = paused, gone
+        if state not in self._marks:
             try:
-                manifest = pod_group_manifest(job, paused=paused)
-                self._marks[paused] = manifest["metadata"]["annotations"][names.APPLIED]
+                manifest = pod_group_manifest(job, paused=paused, gone=gone)
+                self._marks[state] = manifest["metadata"]["annotations"][names.APPLIED]
             except QuantityError:
-                self._marks[paused] = ""
-        return self._marks[paused]
+                self._marks[state] = ""
+        return self._marks[state]
 
     def is_current(self, job: Job, service: Service) -> bool:
         """Whether the leader's Service leads where it should, whoever has touched it.

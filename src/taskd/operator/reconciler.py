@@ -111,13 +111,14 @@ class Reconciler:
     ) -> Snapshot:
         uid = raw["metadata"]["uid"]
         found = self.cluster.pods_of(uid)
+        gone = self._gone(raw, form, found)
         return Snapshot(
             raw=raw,
             job=form.job,
             problems=form.problems,
             pods=found,
             gang=self.cluster.gang,
-            pod_group=self._group(form, job or jobs.read(raw)),
+            pod_group=self._group(form, job or jobs.read(raw), gone),
             service=self._service(form, job) if job else None,
             needs_service=job is not None and job.leader is not None,
             extras=self.carrier.extras.known(uid, raw["metadata"]["namespace"]),
@@ -125,6 +126,7 @@ class Reconciler:
             nodes=await self.cluster.lost_nodes(found),
             departed=self.departed.get(uid, {}),
             finished=frozenset(self.finished.get(uid, ())),
+            gone=gone,
             failures=failures,
         )
 
@@ -133,7 +135,17 @@ class Reconciler:
         started = found or statuses.read(raw).start_time
         return None if started else await self.cluster.missing_queue(raw)
 
-    def _group(self, form: Form, job: Job) -> PodGroupSeen | None:
+    def _gone(self, raw: Json, form: Form, found: list[PodSeen]) -> frozenset[Slot]:
+        """The places that are done and whose pods somebody has deleted."""
+        uid = raw["metadata"]["uid"]
+        told = "finished" in (raw.get("status") or {})
+        if form.job is None or form.job.suspend or not (told or self.finished.get(uid)):
+            return frozenset()
+        done = statuses.read(raw).finished | self.finished.get(uid, set())
+        there = {pod.slot for pod in found}
+        return frozenset(slot for slot in form.job.slots() if slot in done and slot not in there)
+
+    def _group(self, form: Form, job: Job, gone: frozenset[Slot]) -> PodGroupSeen | None:
         if self.cluster.groups is None:
             return None
         group = self.cluster.groups.get(job.namespace, job.pod_group)
@@ -141,7 +153,8 @@ class Reconciler:
             return None
         paused = group.metadata.labels.get(names.PROCESS_RECOVER) == podgroups.PAUSED
         # Nobody asks whether the group of a job with mistakes is up to date.
-        return see_group(group, form.group_mark(job, paused=paused) if form.job is not None else "")
+        wanted = form.group_mark(job, paused=paused, gone=gone) if form.job is not None else ""
+        return see_group(group, wanted)
 
     def _service(self, form: Form, job: Job) -> ServiceSeen | None:
         name = services.leader_service_name(job)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core.acjob import names
+from taskd.core.acjob.job import Slot
 from taskd.core.acjob.podgroups import min_resources, pod_group, pod_request
 from taskd.core.acjob.quantities import Form, Quantity, QuantityError, parse
 from tests.core.acjob.samples import CARDS, make_job, make_template
@@ -57,6 +58,19 @@ def test_all_pods_start_together_unless_the_job_says_fewer() -> None:
     assert (fewer["minMember"], fewer["minTaskMember"]) == (2, {"master": 1, "worker": 3})
     assert spec["minResources"] == {CARDS: "32"}
     assert fewer["minResources"] == {CARDS: "16"}
+
+
+def test_a_group_does_not_wait_for_places_that_are_done_and_whose_pods_are_gone() -> None:
+    """Of a job that says fewer, no more than are left."""
+    gone = {Slot("Worker", 0), Slot("Worker", 2)}
+    spec = pod_group(make_job(workers=3), gone=gone)["spec"]
+    fewer = pod_group(make_job(workers=3, policy={"schedulingPolicy": {"minAvailable": 1}}), gone=gone)[
+        "spec"
+    ]
+
+    assert (spec["minMember"], spec["minTaskMember"]) == (2, {"master": 1, "worker": 1})
+    assert spec["minResources"] == {CARDS: "16"}
+    assert fewer["minMember"] == 1
 
 
 def test_a_group_without_a_queue_is_in_the_default_one() -> None:

@@ -269,9 +269,6 @@ LISTED = {
 }
 """A job that has a rank table."""
 
-ALONE = {"policy": {"schedulingPolicy": {"minAvailable": 1}}}
-"""A job of which the scheduler places one pod though there are no others."""
-
 STANDBY = {"workers": 2, "annotations": {"taskd.io/standby-pods": "1"}}
 
 HISTORIES = {
@@ -293,7 +290,7 @@ HISTORIES = {
     "cut-off": History(lose_touch_with_the_master, STANDBY),
     "deadline": History(run_out_of_time, {"policy": {"activeDeadlineSeconds": 6}}, from_start=True),
     "pod-lost-while-starting": History(lose_a_pod_while_starting, STARTS_SLOWLY, from_start=True),
-    "ended-well": History(lose_a_pod_that_has_ended_well, ALONE),
+    "ended-well": History(lose_a_pod_that_has_ended_well),
     "rank-table": History(move_a_listed_pod, LISTED),
     "time-to-live": History(be_forgotten, {"policy": {"ttlSecondsAfterFinished": 1}}),
 }

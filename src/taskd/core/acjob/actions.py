@@ -15,7 +15,9 @@ from taskd.core.acjob.status import Status
 
 @dataclass(frozen=True, slots=True)
 class SyncPodGroup:
-    """Make the PodGroup what the job asks for."""
+    """Make the PodGroup what the job asks for, without the places that are done and need no pod any more."""
+
+    gone: frozenset[Slot] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

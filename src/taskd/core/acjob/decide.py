@@ -333,7 +333,7 @@ class _Course:
         actions: list[Action] = []
         group = self.seen.pod_group
         if self.seen.gang and (group is None or not group.current):
-            actions.append(SyncPodGroup())
+            actions.append(SyncPodGroup(self.seen.gone))
         service = self.seen.service
         if self.seen.needs_service and (service is None or not service.current):
             actions.append(SyncService(status.leader_ip))

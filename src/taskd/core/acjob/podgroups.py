@@ -6,35 +6,41 @@ change of the job gives exactly the change of the group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from taskd.core.acjob import names
-from taskd.core.acjob.job import Job, Json, mapping
+from taskd.core.acjob.job import Job, Json, Slot, mapping
 from taskd.core.acjob.quantities import Quantity, largest, parse
 from taskd.core.acjob.services import owner_reference
 
 PAUSED = "pause"
+_NONE: Mapping[str, int] = {}
 
 
-def pod_group(job: Job, *, paused: bool = False) -> dict[str, Any]:
+def pod_group(job: Job, *, paused: bool = False, gone: Collection[Slot] = ()) -> dict[str, Any]:
     """The group that the job needs; raises QuantityError where a template asks for what is no amount.
 
     All labels and annotations of the job are on it: that is how scheduler and control plane see them. While
     the control plane works on a process it writes `pause` over our label; `paused` keeps that as it is.
+
+    Places that are done and whose pods are `gone` get none any more: a pod that is lost afterwards would wait
+    for theirs for ever.
     """
     labels = dict(job.labels)
     if names.RECOVER_STRATEGY in job.annotations:
         labels[names.PROCESS_RECOVER] = PAUSED if paused else "on"
-    members = min_member(job)
+    done = Counter(slot.kind for slot in gone)
+    members = min(min_member(job), job.total - len(gone))
     spec: dict[str, Any] = {
         "minMember": members,
-        "minTaskMember": {replicas.label: replicas.count for replicas in job.replicas},
+        "minTaskMember": {replicas.label: replicas.count - done[replicas.kind] for replicas in job.replicas},
         "queue": job.scheduling.queue or names.DEFAULT_QUEUE,
         "minResources": (
             dict(job.scheduling.min_resources)
             if job.scheduling.min_resources is not None
-            else min_resources(job, members)
+            else min_resources(job, members, done)
         ),
     }
     if job.scheduling.priority_class:
@@ -61,12 +67,12 @@ def min_member(job: Job) -> int:
     return job.total if wanted is None else wanted
 
 
-def min_resources(job: Job, members: int) -> dict[str, str]:
-    """What the first `members` pods ask for together, the leader counted first."""
+def min_resources(job: Job, members: int, done: Mapping[str, int] = _NONE) -> dict[str, str]:
+    """What the first `members` pods ask for together, the leader counted first; so many are done of each."""
     total: dict[str, Quantity] = {}
     left = members
     for replicas in job.replicas:
-        counted = min(left, replicas.count)
+        counted = min(left, replicas.count - done.get(replicas.kind, 0))
         left -= counted
         if counted > 0:
             _grow(total, {name: each * counted for name, each in pod_request(replicas.template).items()})

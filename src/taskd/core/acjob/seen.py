@@ -144,6 +144,8 @@ class Snapshot:
     """The generation of the pod that was last seen to leave a place, while this process watched."""
     finished: frozenset[Slot] = frozenset()
     """The places whose pods had ended well when they were seen to leave."""
+    gone: frozenset[Slot] = frozenset()
+    """The places that are done and have no pod any more; a current PodGroup is one without them."""
     failures: tuple[Failure, ...] = ()
     job: Job | None = None
     """The job as `job.read` reads it, where somebody has done so already."""

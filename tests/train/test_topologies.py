@@ -144,12 +144,16 @@ def count_replayed(home: Path, rank: int) -> int:
         ),
         pytest.param("hsdp", 0, 0, "ranks 0-1 get their state from ranks 2-3", marks=pytest.mark.matrix),
         pytest.param("tp", 1, 0, "ranks 2-3 get their state from ranks 0-1", marks=pytest.mark.matrix),
+        pytest.param(
+            *("pp", 1, 1, "ranks 2-3 get their state from their buddy's copy, kept by ranks 0-1"),
+            marks=pytest.mark.matrix,
+        ),
     ],
 )
 def test_a_lost_node_comes_up_on_a_spare_one(
     tmp_path: Path, undisturbed: Callable[[str], Run], kind: str, node: int, replayed: int, source: str
 ) -> None:
-    """Its parts are with buddies on the other node (plain FSDP), or are replicas there, one on each node.
+    """Its parts are with buddies on the other node (FSDP; a stage with all its replicas), or are replicas.
 
     The survivors keep their processes. What only a buddy has is a step older: that one is computed again.
     """

@@ -10,7 +10,6 @@ everywhere.
 import ctypes
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,14 +133,14 @@ class Keeping:
         """Agree with all ranks on what is kept.
 
         One rank without a replica is enough to make all keep snapshots: when its last one was not finished,
-        everybody has to go back to the one before.
+        everybody has to go back to the one before. A replica counts only where a lost node leaves it.
         """
         buddy = self._buddy
         if buddy is not None and buddy.agree(own_bytes, misses=not self._notes.has(buddy.owner)):
             notes = bytearray(self._notes.export()) or bytearray(1)  # a tensor cannot be made of nothing
             theirs = _swap_data(torch.frombuffer(notes, dtype=torch.uint8), buddy)
             self._notes.keep(buddy.owner, ctypes.string_at(theirs.data_ptr(), theirs.numel()))
-        if min(Counter(layout).values()) > 1 or self._world == 1:
+        if self._world == 1 or _has_replicas(layout):
             return
         if self._snapshot is None:
             self._snapshot = snapshots.Snapshot(self._snapshot_path, create=True)
@@ -256,6 +255,16 @@ def slots_of(rank: int, shm_dir: str) -> list[Path]:
     """Return what processes of a rank of this node left; one that was moved had a slot of its own."""
     directory = Path(shm_dir)
     return [directory / f"rank-{rank}.slot", *sorted(directory.glob(f"rank-{rank}-g*.slot"))]
+
+
+def _has_replicas(layout: tuple[str, ...]) -> bool:
+    """Tell whether every part has two holders, on two nodes where there are two."""
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", len(layout)))
+    size = local_world if local_world < len(layout) else 1
+    holders: dict[str, set[int]] = {}
+    for rank, part in enumerate(layout):
+        holders.setdefault(part, set()).add(rank // size)
+    return min(map(len, holders.values())) > 1
 
 
 def _ranks_of_node(rank: int, world: int) -> range:

@@ -13,7 +13,7 @@ STAMP := $(VENV)/.taskd-setup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-fast test-kube test-cluster kube cluster cluster-down lint format matrix rounds kills soak \
-        bench-launcher bench-recovery bench-operator bench-plane bench-cluster bench-peers anatomy wheel crd manifests clean \
+        bench-launcher bench-recovery bench-operator bench-plane bench-cluster bench-peers anatomy anatomy-cluster wheel crd manifests clean \
         clean-venv
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo 'make bench-cluster   what faults cost in real pods, beside local runs and bare pods (root)'
 	@echo 'make bench-peers     install those other tools, each on its own, below out/peers (optional)'
 	@echo 'make anatomy         where the time of a recovery goes'
+	@echo 'make anatomy-cluster where the time of a new pod goes (root)'
 	@echo 'make wheel           a wheel in dist/'
 	@echo 'make crd             deploy/crd/ from tools/crd.yaml and the cluster that kubectl talks to'
 	@echo 'make manifests       what is derived: the kustomize base from the Helm chart, the table of promises'
@@ -171,6 +172,11 @@ bench-peers: $(STAMP)
 anatomy: $(STAMP)
 	@$(COMPILE)
 	@$(BIN)/python bench/run_anatomy.py $(ARGS)
+
+anatomy-cluster: $(STAMP)
+	@$(COMPILE)
+	@$(CLUSTER) build
+	@$(BIN)/python bench/pod_anatomy.py $(ARGS)
 
 wheel: $(STAMP)
 	@$(BIN)/python -m hatchling build -t wheel

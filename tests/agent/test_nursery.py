@@ -18,7 +18,7 @@ import pytest
 from taskd.agent.nursery import Child, ChildExit, Nursery, NurseryLostError, WorkerLaunch
 from taskd.agent.nursery_wire import differs_at_start
 from taskd.core.exits import Exit
-from taskd.core.launch import Program, ProgramKind
+from taskd.core.programs import Program, ProgramKind
 
 LIGHT = "gc:collect"  # Warm within milliseconds: for everything that is not about torch.
 TORCH = "taskd.agent.torch.warm:warm"
@@ -406,7 +406,7 @@ async def test_close_leaves_nothing_and_reports_everyone(tmp_path: Path) -> None
 AGENT = """
 import asyncio, os, sys
 from taskd.agent.nursery import Nursery, WorkerLaunch
-from taskd.core.launch import Program, ProgramKind
+from taskd.core.programs import Program, ProgramKind
 
 async def main():
     where, script = sys.argv[1:]

@@ -11,7 +11,8 @@ from taskd.cli.errors import FlagError
 from taskd.cli.flags import parse_run
 from taskd.cli.flagtable import FLAGS, HelpRequested, format_help
 from taskd.cli.machine import DeviceKind, Machine
-from taskd.core.launch import FaultKind, LaunchSpec, Program, ProgramKind
+from taskd.core.launch import FaultKind, LaunchSpec
+from taskd.core.programs import Program, ProgramKind
 
 SCRIPT = "train.py"
 FILES = {SCRIPT: "", "faults": '{"step": 2, "rank": 0, "kind": "kill"}\n'}

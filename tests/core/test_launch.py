@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.launch import LaunchSpec, Plan, Program, ProgramKind, compute_places, compute_worker_env
+from taskd.core.launch import LaunchSpec, Plan, compute_places, compute_worker_env
+from taskd.core.programs import Program, ProgramKind
 
 WORLDS = st.lists(st.integers(1, 16), min_size=1, max_size=20)
 

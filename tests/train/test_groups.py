@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -94,6 +95,22 @@ def test_the_scripts_group_stays_the_same_object(world: World) -> None:
         dist.all_reduce(x, group=group)
         assert [1, 1] == x.tolist()
     assert [0] == dist.get_process_group_ranks(sub)
+
+
+def test_no_collective_of_a_group_that_was_left_is_kept(world: World) -> None:
+    """It would keep the group's connections, and gloo's thread busy with them, until the next one begins."""
+    groups = world.begin()
+    world.meet()
+    groups.together(2, dist.HashStore())
+    dist.all_reduce(torch.ones(1))
+    assert groups._works._works
+
+    groups.leave()
+
+    end = time.monotonic() + 10
+    while groups._works._works:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_group_that_the_script_destroyed_is_not_made_again(world: World, monkeypatch: Any) -> None:

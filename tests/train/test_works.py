@@ -162,6 +162,18 @@ def test_many_at_once_are_remembered_until_they_are_done(works: Works) -> None:
     assert [first.future] == [each.get_future() for each in works._works if not each.is_over()]
 
 
+def test_what_is_over_is_forgotten(works: Works) -> None:
+    """A work keeps its group's connections, also those that were cut."""
+    first, done = Slow(), Slow()
+    for group in (first, done):
+        Watching(group, works, 1, LONG).allreduce([torch.ones(1)])
+    done.future.set_result([])
+
+    works.forget()
+
+    assert [first.future] == [each.get_future() for each in works._works]
+
+
 def test_it_is_let_go_once_gloo_is_quiet(works: Works) -> None:
     """Not before, and not if it is of the generation that is entered."""
     group = Slow()

@@ -1,9 +1,11 @@
 """Start an agent: ``python -m taskd.agent`` with its configuration in TASKD_ROLE_CONFIG."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 
 from taskd.agent.config import AgentConfig
+from taskd.agent.nursery import take_sent
 from taskd.agent.supervisor import Agent
 from taskd.kit.lifeline import Lifeline
 from taskd.kit.logs import open_log
@@ -15,7 +17,7 @@ async def main() -> int:
     config = read_config(AgentConfig)
     lifeline = Lifeline()
     log = open_log(config.log_file, role="agent", job=config.spec.job, node=config.node)
-    agent = Agent(config, log, lifeline)
+    agent = Agent(config, log, lifeline, take_sent(os.environ))
     gone = asyncio.Event()
 
     def told(note: Mapping[str, object]) -> None:

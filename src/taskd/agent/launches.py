@@ -9,37 +9,12 @@ from string import Template
 
 from taskd.agent.config import AgentConfig
 from taskd.agent.nursery import WorkerLaunch
-from taskd.core.hccl import watchdogs_of_taskd
-from taskd.core.launch import (
-    DEFAULT_STRATEGIES,
-    LaunchSpec,
-    NodePlace,
-    Plan,
-    Program,
-    ScheduledFault,
-    compute_worker_env,
-)
+from taskd.core.launch import LaunchSpec, NodePlace, Plan, ScheduledFault, compute_worker_env
+from taskd.core.programs import Program
 
 STDOUT, STDERR = 1, 2
 EVERY = -1
 LEAST_ANSWER_S, MOST_ANSWER_S = 300, 600
-
-
-def base_env(spec: LaunchSpec, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what all workers of a node have in common.
-
-    A warm process was started with it too: libraries read some variables when they are loaded, so a warm
-    process whose variables differ is of no use.
-    """
-    env = {key: value for key, value in inherited.items() if not key.startswith("TASKD_ROLE")}
-    strategies = spec.recover_strategies or DEFAULT_STRATEGIES
-    # For a script that joins; any other one keeps torchrun's setting.
-    env["TASKD_WATCHDOGS"] = ",".join(watchdogs_of_taskd(inherited, strategies))
-    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if spec.local_world > 1:
-        # torchrun's rule: many processes on one node would each take every core.
-        env.setdefault("OMP_NUM_THREADS", "1")
-    return env
 
 
 def answer_limit_s(env: Mapping[str, str]) -> float:

@@ -11,18 +11,29 @@ more, the agent kills what is left of each process group and reports signal 9.
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from taskd.agent.nursery_wire import Frames, Message, WorkerLaunch, encode, pack_launch
+from taskd.agent.surroundings import NURSERY_VARIABLE
 from taskd.core.exits import Exit
 
-__all__ = ["Child", "ChildExit", "Nursery", "NurseryLostError", "SpawnError", "WorkerLaunch"]
+__all__ = [
+    "Child",
+    "ChildExit",
+    "Nursery",
+    "NurseryLostError",
+    "Sent",
+    "SpawnError",
+    "WorkerLaunch",
+    "take_sent",
+]
 
 SPAWN_S = 15.0
 STATUS_S = 2.0
@@ -61,6 +72,40 @@ class ChildExit:
     noticed_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A nursery that somebody started for this agent: the socket to it, and its process."""
+
+    fd: int
+    pid: int
+
+
+def take_sent(env: MutableMapping[str, str]) -> Sent | None:
+    """Take from the environment which nursery was sent ahead, so that no child sees it."""
+    fd, _, pid = env.pop(NURSERY_VARIABLE, "").partition(",")
+    if not (fd.isdigit() and pid.isdigit()):
+        return None
+    os.set_inheritable(int(fd), False)
+    return Sent(int(fd), int(pid))
+
+
+class _Stepchild:
+    """A process that somebody else waits for, as far as a nursery's own process is needed here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> None:
+        if not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(["nursery"], timeout)
+        os.close(self._pidfd)
+
+
 class _Entry:
     """What the agent holds of one living worker."""
 
@@ -81,7 +126,7 @@ class Nursery:
     ``env`` is the environment of the nursery and of the warm process. A launch whose variables of the kind
     that is read once at start (PYTHON*, LD_*, OMP_*, TORCH_* …) differ from it gets a fresh process.
     ``warm`` names a function, ``module:name``, that loads what workers need; ``spares`` processes are kept
-    parked behind it.
+    parked behind it. ``sent`` is a nursery process that runs already, warming up, and is taken over.
 
     ``on_exit`` is called in the loop, once per child, and never before the call of ``spawn`` that made the
     child has returned to a caller that awaits it directly.
@@ -96,6 +141,7 @@ class Nursery:
         spares: int = 0,
         log_file: str = "",
         start_deadline_s: float = 60.0,
+        sent: Sent | None = None,
     ) -> None:
         self.alive = False
         self.pid = 0
@@ -105,6 +151,9 @@ class Nursery:
         self._env = dict(env)
         self._on_exit = on_exit
         self._setup: Message = {"type": "setup", "warm": warm, "spares": spares, "log_file": log_file}
+        self._setup["agent"] = os.getpid()
+        self._sent = sent
+        self._process: subprocess.Popen[bytes] | _Stepchild
         self._spares = spares
         self._start_deadline_s = start_deadline_s
         self._entries: dict[int, _Entry] = {}
@@ -123,17 +172,9 @@ class Nursery:
         self._sending = asyncio.Lock()
         self._serving, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._warm, self._parked, self._hopeless = False, 0, False
-        self._sock, theirs = socket.socketpair()
+        if not self._take_over():
+            self._start_process()
         self._sock.setblocking(False)
-        fd = theirs.fileno()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "taskd.agent.nursery_main", str(fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(fd,),
-                env=self._env,
-                start_new_session=True,
-            )
         self.pid, self.alive = self._process.pid, True
         self._loop.add_reader(self._sock, self._on_readable)
         try:
@@ -150,6 +191,32 @@ class Nursery:
             raise
         if not self.alive:
             raise NurseryLostError
+
+    def _take_over(self) -> bool:
+        """Make the nursery that was sent ahead this one; False if there is none, or it is gone already."""
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return False
+        sock = socket.socket(fileno=sent.fd)
+        try:
+            self._process = _Stepchild(sent.pid)
+        except (OSError, AttributeError):
+            sock.close()  # Whatever is at the other end ends with this.
+            return False
+        self._sock = sock
+        return True
+
+    def _start_process(self) -> None:
+        self._sock, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "taskd.agent.nursery_main", str(fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(fd,),
+                env=self._env,
+                start_new_session=True,
+            )
 
     async def close(self) -> None:
         """Kill every worker with what it left behind, end the nursery, close every file descriptor."""

@@ -7,7 +7,8 @@ nothing but processes. It must answer at once while workers run, so it neither i
 
 Who dies, and what follows:
 
-* the agent, in any way: its socket closes, or its pidfd fires; the nursery kills everything and ends;
+* the agent, in any way: its socket closes, or its pidfd fires; the nursery kills everything and ends; the
+  launcher likewise, where it sent the nursery ahead, with the warm-up that it is to begin at once;
 * the nursery: the kernel kills each worker (PR_SET_PDEATHSIG), and the agent kills what else is in its group;
 * the warm process: workers and parked spares go on, they are the nursery's children; it is started again;
 * a worker: what is left of its process group is killed before its number can be used again.
@@ -36,7 +37,7 @@ from taskd.agent.nursery_wire import (
     pack_launch,
     parse_launch,
 )
-from taskd.core.launch import ProgramKind
+from taskd.core.programs import ProgramKind
 
 FORK_S = 2.0
 WARM_S = 300.0
@@ -81,19 +82,25 @@ class _Warmth:
 class NurseryServer:
     """Serves one agent until it hangs up."""
 
-    def __init__(self, agent: socket.socket) -> None:
+    def __init__(self, agent: socket.socket, warm: str = "") -> None:
         self._agent = agent
-        self._agent_pid = os.getppid()
+        self._parent = os.getppid()
+        self._sent_ahead = bool(warm)
         self._inbox = Frames()
         self._outbox: list[tuple[bytes, list[int]]] = []
         self._selector = selectors.DefaultSelector()
         self._workers: set[int] = set()
         self._spares: list[_Spare] = []
         self._warmth = _Warmth()
-        self._warm = ""
+        self._warm = warm
         self._wanted = 0
         self._refill_at = 0.0
         self._log_fd = os.open(os.devnull, os.O_WRONLY)
+        self._notes_fd, self._poured = -1, 0
+        if warm:
+            # What is said before the agent names the log; the warm process goes on writing here.
+            self._log_fd = self._notes_fd = os.memfd_create("taskd-nursery")
+            self._warmth.start_at = 0.0
         self._running = True
         self._told: Message = {}
 
@@ -106,7 +113,10 @@ class NurseryServer:
         self._watch_children()
         self._agent.setblocking(False)
         self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
-        self._watch_agent()
+        self._watch_life(self._parent)
+        if os.getppid() != self._parent:
+            self._running = False
+        self._tend(time.monotonic())
         while self._running:
             for key, _ in self._selector.select(self._next_wait(time.monotonic())):
                 ready: Callable[[], None] = key.data
@@ -151,12 +161,15 @@ class NurseryServer:
             except OSError:
                 opened = -1  # A log that cannot be written is no reason to run nothing.
             if opened >= 0:
-                os.close(self._log_fd)
+                if self._notes_fd < 0:
+                    os.close(self._log_fd)
                 self._log_fd = opened
-        self._warm = str(message["warm"])
+        if self._sent_ahead:
+            self._watch_life(int(str(message["agent"])))
         self._wanted = int(str(message["spares"]))
         self._send({"type": "serving"})
-        if self._warm:
+        if self._warm != message["warm"]:
+            self._warm = str(message["warm"])
             self._warmth.start_at = time.monotonic()
 
     def _send(self, message: Message, fds: list[int] | None = None) -> None:
@@ -350,6 +363,7 @@ class NurseryServer:
         except OSError:
             data, messages = b"", []
         for message in messages:
+            self._pour_notes()
             self._log(f"warm process {warmth.pid}: {message}")
             warmth.deadline = float("inf")
             if message["type"] == "cold":
@@ -367,6 +381,7 @@ class NurseryServer:
         warmth = self._warmth
         if warmth.sock is None:
             return
+        self._pour_notes()
         self._selector.unregister(warmth.sock)
         warmth.sock.close()
         warmth.sock, warmth.forks, warmth.deadline = None, False, float("inf")
@@ -441,16 +456,13 @@ class NurseryServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(reader, selectors.EVENT_READ, lambda: _discard(reader))
 
-    def _watch_agent(self) -> None:
+    def _watch_life(self, pid: int) -> None:
         """Notice the agent's death even if something it forked still holds its end of the socket."""
         try:
-            fd = os.pidfd_open(self._agent_pid)
+            fd = os.pidfd_open(pid)
         except (OSError, AttributeError):
-            fd = -1
-        if os.getppid() != self._agent_pid:
-            self._running = False
-        if fd >= 0:
-            self._selector.register(fd, selectors.EVENT_READ, self._on_agent_death)
+            return
+        self._selector.register(fd, selectors.EVENT_READ, self._on_agent_death)
 
     def _on_agent_death(self) -> None:
         self._running = False
@@ -524,16 +536,28 @@ class NurseryServer:
             except OSError:
                 return
 
+    def _pour_notes(self) -> None:
+        """Copy to the log what a warm process that was earlier than the log has written since."""
+        if self._notes_fd < 0 or self._notes_fd == self._log_fd:
+            return
+        size = os.fstat(self._notes_fd).st_size
+        os.write(self._log_fd, os.pread(self._notes_fd, size - self._poured, self._poured))
+        self._poured = size
+
     def _log(self, text: str) -> None:
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} nursery {os.getpid()}: {text}\n"
         os.write(self._log_fd, line.encode(errors="backslashreplace"))
 
 
 def main() -> None:
-    """Serve the agent whose socket was inherited under the number on the command line."""
-    agent = socket.socket(fileno=int(sys.argv[1]))
+    """Serve the agent whose socket was inherited under the number on the command line.
+
+    A warm-up named behind it begins at once.
+    """
+    number, *warm = sys.argv[1:]
+    agent = socket.socket(fileno=int(number))
     agent.set_inheritable(False)  # It was, to get here; no worker may hold it.
-    NurseryServer(agent).run()
+    NurseryServer(agent, *warm).run()
 
 
 def _exec_worker(launch: WorkerLaunch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from taskd.core.launch import Program, ProgramKind
+from taskd.core.programs import Program, ProgramKind
 
 _LENGTH = struct.Struct("!I")
 

@@ -28,7 +28,6 @@ from taskd.agent.launches import (
     STDOUT,
     RankFiles,
     answer_limit_s,
-    base_env,
     clear_memory,
     console_view,
     make_launch,
@@ -36,7 +35,8 @@ from taskd.agent.launches import (
     with_newcomer,
 )
 from taskd.agent.ledger import Ledger
-from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, SpawnError
+from taskd.agent.nursery import ChildExit, Nursery, NurseryLostError, Sent, SpawnError
+from taskd.agent.surroundings import base_env
 from taskd.agent.uplink import Uplink
 from taskd.agent.witnesses import clear_answers, last_words
 from taskd.core import node as machine
@@ -116,8 +116,8 @@ class _Birth:
 class Agent:
     """One node's agent."""
 
-    def __init__(self, config: AgentConfig, log: Log, lifeline: Lifeline) -> None:
-        """Make an agent; ``run`` makes it work."""
+    def __init__(self, config: AgentConfig, log: Log, lifeline: Lifeline, sent: Sent | None = None) -> None:
+        """Make an agent; ``run`` makes it work. ``sent``: a nursery that was sent ahead for it."""
         self._config = config
         self._log = log
         self._lifeline = lifeline
@@ -134,7 +134,7 @@ class Agent:
         )
         self._env = base_env(config.spec, os.environ)
         self._stirred = asyncio.Event()
-        self._nursery = self._make_nursery()
+        self._nursery = self._make_nursery(sent)
         self._nursery_ready, self._nursery_lost = asyncio.Event(), asyncio.Event()
         self._has_spawned = False
         self._console = Console(sys.stdout.buffer, sys.stderr.buffer)
@@ -180,7 +180,7 @@ class Agent:
         """End this node's part: the launcher of a multi-node job was told to go."""
         self._apply(OrderReceived(time.monotonic(), Finish("leave", ExitCode.OK, why)))
 
-    def _make_nursery(self) -> Nursery:
+    def _make_nursery(self, sent: Sent | None = None) -> Nursery:
         spec = self._config.spec
         nursery = Nursery(
             env=self._env,
@@ -189,6 +189,7 @@ class Agent:
             # A spare node takes all ranks of a lost one over at once.
             spares=max(spec.spares, spec.local_world) if self._config.spare else spec.spares,
             log_file=self._config.log_file and f"{self._config.log_file}.nursery",
+            sent=sent,
         )
         nursery.on_lost = self._on_nursery_lost
         nursery.on_stop = self._stirred.set

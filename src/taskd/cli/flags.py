@@ -29,10 +29,9 @@ from taskd.core.launch import (
     LOCAL_HOST,
     LaunchSpec,
     LogSettings,
-    Program,
-    ProgramKind,
     ScheduledFault,
 )
+from taskd.core.programs import Program, ProgramKind
 from taskd.core.variables import read_variables
 
 __all__ = ["FlagError", "RunRequest", "parse_run"]

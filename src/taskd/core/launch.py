@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from taskd.core.hangs import CEILING_S, FLOOR_S
 from taskd.core.podplace import PodPlace
+from taskd.core.programs import Program
 
 DEFAULT_MAX_RESTARTS = 32767
 DEFAULT_MANAGER_PORT = 9601
@@ -23,23 +24,6 @@ RECOVER = "recover"
 ELASTIC_TRAINING = "elastic-training"
 DUMP = "dump"
 DEFAULT_STRATEGIES = (RETRY, RECOVER_IN_PLACE, RECOVER, DUMP, "exit")
-
-
-class ProgramKind(StrEnum):
-    """How the user's program is started."""
-
-    SCRIPT = "script"
-    MODULE = "module"
-    COMMAND = "command"
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The user's program: a script, a module, or any command."""
-
-    kind: ProgramKind
-    target: str
-    args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

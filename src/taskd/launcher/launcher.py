@@ -19,15 +19,17 @@ from typing import Any
 import msgspec
 
 from taskd.agent.config import AgentConfig
+from taskd.agent.surroundings import warm_up
 from taskd.core.exits import ExitCode
 from taskd.core.incidents import describe_news
-from taskd.core.launch import LaunchSpec, ProgramKind
+from taskd.core.launch import LaunchSpec
 from taskd.core.status import IncidentStatus
 from taskd.core.succession import Follow, Term, pace_of
 from taskd.kit import jobs
 from taskd.kit.dictconfig import join_address
 from taskd.kit.machine import remove_tree
 from taskd.kit.papers import JobPapers, PapersError, find_papers, read_papers
+from taskd.launcher.forerunner import Forerunner
 from taskd.launcher.heir import LOOKOUT_PORT, Heir
 from taskd.launcher.lookout import held_address
 from taskd.launcher.neighbourhood import Neighbourhood
@@ -42,7 +44,6 @@ MANAGER_START_S = 30.0
 GOODBYE_S = 5.0
 HAND_OVER_S = 2.0
 STOP_MARGIN_S = 15.0
-WARM_TORCH = "taskd.agent.torch.warm:warm"
 
 
 @dataclass(slots=True)
@@ -60,8 +61,16 @@ class Rejoin(Exception):
 class Launcher:
     """The launcher of one job."""
 
-    def __init__(self, spec: LaunchSpec, topology: Topology, *, external_manager: bool = False) -> None:
-        """Describe the job; ``run`` runs it."""
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        topology: Topology,
+        *,
+        external_manager: bool = False,
+        forerunner: Forerunner | None = None,
+    ) -> None:
+        """Describe the job; ``run`` runs it. ``forerunner`` is the nursery of its only node."""
+        self._forerunner = forerunner
         self._spec = spec
         self._topology = topology
         self._hosts = topology.hosts_manager
@@ -115,6 +124,8 @@ class Launcher:
             loop = asyncio.get_running_loop()
             for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
                 loop.add_signal_handler(sig, self._on_signal, sig)
+            if self._forerunner is not None:
+                self._forerunner.watch(loop)
             if self._hosts:
                 self._start_manager()
             for node in self._topology.nodes:
@@ -284,11 +295,10 @@ class Launcher:
         def heard(_name: str, note: Mapping[str, object]) -> None:
             self._on_agent_note(node.key, note)
 
-        return RoleProcess(f"agent of node {node.key}", "taskd.agent", config, heard)
+        return RoleProcess(f"agent of node {node.key}", "taskd.agent", config, heard, self._forerunner)
 
     def _agent_config(self, node: LocalNode, dirs: NodeDirs) -> AgentConfig:
         logs = jobs.logs_dir(self._spec.job)
-        in_python = self._spec.program.kind is not ProgramKind.COMMAND
         return AgentConfig(
             spec=self._spec,
             node=node.key,
@@ -302,7 +312,7 @@ class Launcher:
             ledger_file=str(jobs.job_dir(self._spec.job) / "ledger" / f"{node.key}.jsonl"),
             log_file=str(self._role_logs() / f"agent-{node.key}.log"),
             own_tmp=len(self._topology.nodes) > 1,
-            warm=WARM_TORCH if in_python and (self._spec.spares > 0 or node.spare) else "",
+            warm=warm_up(self._spec, spare=node.spare),
             spare=node.spare,
             dump_dir=self._spec.dump_dir or str(jobs.base_dir() / "dumps" / self._spec.job),
         )
@@ -510,7 +520,7 @@ def prepare_environment() -> None:
         say(notice)
 
 
-def run_job(spec: LaunchSpec) -> int:
+def run_job(spec: LaunchSpec, forerunner: Forerunner | None = None) -> int:
     """Run a job on this machine to its end; returns the exit code."""
     try:
         check_surroundings()
@@ -521,7 +531,8 @@ def run_job(spec: LaunchSpec) -> int:
         _port_from_env("TASKD_METRICS_PORT")
         while True:
             try:
-                return asyncio.run(_run(replace(spec, manager_port=topology.manager_port), topology))
+                placed = replace(spec, manager_port=topology.manager_port)
+                return asyncio.run(_run(placed, topology, forerunner))
             except Rejoin as reason:
                 say(str(reason))
                 topology = decide_topology(spec)
@@ -546,5 +557,5 @@ def _neighbours(spec: LaunchSpec, topology: Topology, token: str, papers: JobPap
     return Neighbourhood(pod, spec.job, token, LOOKOUT_PORT, leader, all_of_them=wide, papers=papers)
 
 
-async def _run(spec: LaunchSpec, topology: Topology) -> int:
-    return await Launcher(spec, topology).run()
+async def _run(spec: LaunchSpec, topology: Topology, forerunner: Forerunner | None) -> int:
+    return await Launcher(spec, topology, forerunner=forerunner).run()

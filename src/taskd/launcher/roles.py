@@ -17,6 +17,7 @@ import msgspec
 
 from taskd.kit.lifeline import FD_VARIABLE, parse_note
 from taskd.kit.roles import CONFIG_VARIABLE
+from taskd.launcher.forerunner import Forerunner
 
 SILENT_S = 6.0
 START_S = 60.0
@@ -34,12 +35,14 @@ class RoleProcess:
         module: str,
         make_config: Callable[[], object],
         on_note: Callable[[str, Mapping[str, object]], None],
+        forerunner: Forerunner | None = None,
     ) -> None:
         """Describe the role; ``run`` starts it and keeps it."""
         self.name = name
         self._module = module
         self._make_config = make_config
         self._on_note = on_note
+        self._forerunner = forerunner
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._last_beat = 0.0
@@ -85,9 +88,11 @@ class RoleProcess:
     async def _live(self) -> int:
         """Start the role and stay until it has ended."""
         mine, theirs = socket.socketpair()
+        ahead, self._forerunner = self._forerunner, None
         try:
             env = {
                 **os.environ,
+                **(ahead.env if ahead is not None else {}),
                 CONFIG_VARIABLE: msgspec.json.encode(self._make_config()).decode(),
                 FD_VARIABLE: str(theirs.fileno()),
                 "TASKD_PARENT_PID": str(os.getpid()),
@@ -95,12 +100,14 @@ class RoleProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module],
                 env=env,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *(ahead.fds if ahead is not None else ())],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         finally:
             theirs.close()
+            if ahead is not None:
+                ahead.let_go()
         self.starts += 1
         mine.setblocking(False)
         self._sock = mine

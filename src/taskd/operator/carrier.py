@@ -22,6 +22,7 @@ from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
     AssignStandby,
+    BuryPod,
     CreateBackup,
     CreatePods,
     CreateStandbys,
@@ -112,6 +113,8 @@ class Carrier:
                 return await self._create_backup(job, action, leader_ip)
             case DeletePod():
                 return await self._delete_pod(job, action)
+            case BuryPod():
+                return await self._bury(job, action)
             case AnnotatePod():
                 return await self._annotate(job, action)
             case DeletePodGroup():
@@ -333,6 +336,23 @@ class Carrier:
             return _failure("FailedDeletePod", _words(error), error)
         self.cluster.pods.assume_deletion(action.uid, deletion)
         log.info("pod_deleted", job=job.key, pod=action.name, why=action.why)
+        return None
+
+    async def _bury(self, job: Job, action: BuryPod) -> Failure | None:
+        """Let the name of a pod go. It is no deletion of ours: whoever asked for that, the loss counts."""
+        try:
+            deletion = await self.cluster.client.delete(
+                POD, job.namespace, action.name, uid=action.uid, grace_period_s=0
+            )
+        except ApiError as error:
+            if not (error.is_not_found or error.is_conflict):
+                return _failure("FailedDeletePod", _words(error), error)
+            self.cluster.pods.assume_deleted(action.uid)
+            return None
+        except KubeError as error:
+            return _failure("FailedDeletePod", _words(error), error)
+        self.cluster.pods.assume_deletion(action.uid, deletion)
+        log.info("pod_buried", job=job.key, pod=action.name)
         return None
 
     async def _annotate(self, job: Job, action: AnnotatePod) -> Failure | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskd.core.acjob import job as jobs
 from taskd.core.acjob import names
 from taskd.core.acjob.job import Slot
-from taskd.core.acjob.seen import Ended, PodGroupSeen, PodSeen
+from taskd.core.acjob.seen import FAILED, SUCCEEDED, Ended, PodGroupSeen, PodSeen
 from taskd.core.acjob.status import moment
 from taskd.kube.objects import ContainerStatus, Node, Pod, PodGroup
 
@@ -35,6 +35,7 @@ def see_pod(pod: Pod) -> PodSeen:
         phase=status.phase or "Pending",
         deleting=pod.metadata.is_terminating,
         deleted_at=_deleted_at(pod),
+        over=_is_over(pod),
         node=pod.spec.node_name,
         ip=status.pod_ip,
         ready=conditions.get("Ready") == "True",
@@ -55,6 +56,17 @@ def _deleted_at(pod: Pod) -> float | None:
     grace_s = pod.metadata.deletion_grace_period_seconds
     ends = moment(pod.metadata.deletion_timestamp) if pod.metadata.deletion_timestamp else None
     return ends - grace_s if ends is not None and grace_s else None
+
+
+def _is_over(pod: Pod) -> bool:
+    """Whether its kubelet has said that all of it has ended, and only has to clear up.
+
+    The phase alone does not say so: the cluster sets it for pods of nodes that it has lost.
+    """
+    containers = (*pod.status.container_statuses, *pod.status.init_container_statuses)
+    states = [container.state.terminated for container in containers]
+    has_ended = pod.status.phase in {FAILED, SUCCEEDED} and bool(states) and None not in states
+    return has_ended and _deleted_at(pod) is not None and not pod.metadata.finalizers
 
 
 def _ended(container: ContainerStatus) -> Ended | None:

@@ -73,6 +73,8 @@ class Play:
     kill_at: int | None = None
     refuse: Callable[[acts.Action], Failure | None] = lambda _action: None
     deleted: list[str] = field(default_factory=list)
+    own: set[str] = field(default_factory=set)
+    """The UIDs of pods that the controller itself had deleted."""
     stuck: frozenset[str] = frozenset()
     """Pods whose kubelet does not answer: deleted with a grace period, they stay."""
     deleted_job: bool = False
@@ -175,10 +177,17 @@ class Play:
             case acts.DeletePod():
                 self._write()
                 self.deleted.append(action.name)
+                self.own.add(action.uid)
                 if action.name in self.stuck and action.grace_s != 0:
                     self.change(action.name, deleting=True, deleted_at=self.now)
                 else:
                     self.pods.pop(action.name, None)
+            case acts.BuryPod(name=name, uid=uid):
+                self._write()
+                if uid in self.own:
+                    self.pods.pop(name, None)
+                else:
+                    self.lose(name)
             case acts.AnnotatePod():
                 self._write()
                 self._mark(action.name, action.annotations)

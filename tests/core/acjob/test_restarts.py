@@ -28,6 +28,31 @@ def test_a_lost_pod_comes_back_in_its_place() -> None:
     assert play.state == "Running"
 
 
+def test_a_deleted_pod_is_replaced_as_soon_as_nothing_of_it_runs() -> None:
+    """Its name is free then, whatever its kubelet has still to clear up; before, it may be saving."""
+    play = Play(raw_job(workers=3)).start()
+    play.change("test-job-worker-1", deleting=True, deleted_at=play.now)
+    play.reconcile()
+    assert versions(play)["worker-1"] == 0
+
+    play.fail("test-job-worker-1", code=143, over=True)
+    play.reconcile()
+
+    assert versions(play) == {"master-0": 0, "worker-0": 0, "worker-1": 1, "worker-2": 0}
+    assert play.status["restarts"] == 1
+    assert not play.pods["test-job-worker-1"].deleting
+
+
+def test_a_pod_that_is_lost_twice_while_the_job_is_not_whole_counts_twice() -> None:
+    """That its remains were taken away by the controller does not make it a deletion of the controller's."""
+    play = Play(raw_job(workers=3)).start()
+    for _ in range(2):
+        play.fail("test-job-worker-1", code=143, deleting=True, deleted_at=play.now, over=True)
+        play.reconcile()
+
+    assert play.status["restarts"] == 2
+
+
 def test_all_pods_that_go_before_the_job_is_whole_again_are_one_restart() -> None:
     play = Play(raw_job(workers=3, policy={"backoffLimit": 1})).start()
     for name in ("worker-0", "worker-1", "worker-2", "master-0"):

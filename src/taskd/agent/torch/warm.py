@@ -24,11 +24,14 @@ import torch
 import torch.distributed
 import torch.nn.parallel
 
+# By their names: an agent does not know the training side, it only has it ready. What `join` would load.
+TRAINING = tuple(f"taskd.train.{name}" for name in ("session", "torch.engine", "torch.hooks", "torch.plain"))
+
 
 def warm() -> str:
     """Load the modules and return a few words on what is loaded."""
-    # By its name: an agent does not know the training side, it only has it ready.
-    importlib.import_module("taskd.train")
+    for name in TRAINING:
+        importlib.import_module(name)
     before = torch.get_rng_state()
     with _no_devices():
         parameter = torch.nn.Parameter(torch.zeros(1))

@@ -84,6 +84,14 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
+class BuryPod:
+    """Take away what is left of a pod that somebody else deleted and that has ended: its name."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnnotatePod:
     """Set annotations of a pod; None takes one away."""
 
@@ -116,6 +124,7 @@ Action = (
     | AssignStandby
     | CreateBackup
     | DeletePod
+    | BuryPod
     | AnnotatePod
     | DeletePodGroup
     | DeleteService

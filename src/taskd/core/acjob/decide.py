@@ -19,6 +19,7 @@ from taskd.core.acjob.actions import (
     Action,
     AnnotatePod,
     AssignStandby,
+    BuryPod,
     CreateBackup,
     CreatePods,
     CreateStandbys,
@@ -234,6 +235,12 @@ class _Course:
                 if pod.uid not in taken
             ),
             *(DeletePod(pod.name, pod.uid, grace, "the job has no place for it") for pod, grace in surplus),
+            # Its successor has its name, and what its kubelet has yet to clear up is in nobody's way.
+            *(
+                BuryPod(pod.name, pod.uid)
+                for pod in self.found.regular.values()
+                if pod.over and pod.phase == FAILED and pod.uid not in taken
+            ),
         )
 
     def _overdue(self, status: Status) -> tuple[list[PodSeen], float | None]:
@@ -256,7 +263,7 @@ class _Course:
                 return self._late()
         status = self.status
         actions = self._removals(status)
-        leaving = {action.uid for action in actions if isinstance(action, DeletePod)}
+        leaving = {action.uid for action in actions if isinstance(action, DeletePod | BuryPod)}
         ready = relief.running(self.found, status, self._unfit(status))
         moves = switching.moves(self.found, status.restarts, ready)
         actions += tuple(move for move in moves if _about(move) not in leaving)

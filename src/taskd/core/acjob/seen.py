@@ -46,6 +46,8 @@ class PodSeen:
     deleting: bool = False
     deleted_at: float | None = None
     """When somebody asked for its deletion, where it may take its time to end."""
+    over: bool = False
+    """Whether it is being deleted and nothing of it runs any more, by the word of its kubelet."""
     node: str = ""
     ip: str = ""
     ready: bool = False

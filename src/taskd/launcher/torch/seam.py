@@ -30,10 +30,9 @@ from taskd.core.launch import (
     LOCAL_HOST,
     LaunchSpec,
     LogSettings,
-    Program,
-    ProgramKind,
 )
 from taskd.core.podplace import SPARE, leader_host, read_pod, standby_node
+from taskd.core.programs import Program, ProgramKind
 from taskd.core.variables import read_variables
 from taskd.launcher.launcher import Launcher, prepare_environment
 from taskd.launcher.notices import say

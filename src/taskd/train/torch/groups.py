@@ -165,11 +165,12 @@ def _make_inner(group: StableGroup) -> tuple[Any, list[tuple[Device, Any]]]:
     return inner, [(find(name), backend) for name, backend in made.items()]
 
 
-def drop(groups: list[StableGroup]) -> None:
+def drop(groups: list[StableGroup], afterwards: Callable[[], None] = lambda: None) -> None:
     """Let the inner groups go, their backends last: see ``fence.destroy_groups`` for the deadlock.
 
     A backend's end waits for gloo's threads, which takes some ticks of theirs and, about once in a hundred
     cuts, very long: a thread waits for a peer that never answers. Nobody needs to wait for that with it.
+    ``afterwards`` is called when one has ended.
     """
     backends = [each for group in groups for each in group.backends]
     for group in groups:
@@ -177,13 +178,16 @@ def drop(groups: list[StableGroup]) -> None:
         group.inner = _Gone()
     while backends:
         # One thread each: whoever is not let go holds up nobody else's end.
-        threading.Thread(target=_close, args=([backends.pop()],), name="taskd-gone", daemon=True).start()
+        one = [backends.pop()]
+        threading.Thread(target=_close, args=(one, afterwards), name="taskd-gone", daemon=True).start()
 
 
-def _close(backends: list[tuple[Device, Any]]) -> None:
-    for device, backend in backends:
+def _close(backends: list[tuple[Device, Any]], afterwards: Callable[[], None]) -> None:
+    while backends:
+        device, backend = backends.pop()
         device.close(backend)
-    backends.clear()
+        del backend
+    afterwards()
 
 
 # --- all groups of a process -------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class Groups:
     def leave(self) -> None:
         """Let go of all processes behind the groups."""
         stopped = {device for group in self._members for device, _ in group.backends if device.must_restart}
-        drop(self._members)
+        drop(self._members, self._works.forget)
         for device in stopped:
             device.restart()
         self._members = [group for group in self._members if group in _c10d._world.pg_map]

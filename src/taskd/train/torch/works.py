@@ -264,6 +264,15 @@ class Works:
                 works[:] = [each for each in works if not each.is_over()]
             works.append(work)
 
+    def forget(self) -> None:
+        """Keep nothing of what is over.
+
+        A work keeps the connections of its group, also when nobody else does, and gloo's thread then runs in
+        circles over those that were cut: it would take a core from the replacement that all wait for.
+        """
+        with self.lock:
+            self._works[:] = [each for each in self._works if not each.is_over()]
+
     def waiter(self) -> Waiter:
         """Return the thread beside this one."""
         found: Waiter | None = getattr(self._waiters, "own", None)

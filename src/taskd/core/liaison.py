@@ -73,6 +73,19 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportOutcome:
+    """Tell the plane how its decision went."""
+
+    code: int
+    info: str
+    strategy: str
+    alone: bool = False
+    """The job answered the fault by itself, while no plane was there to ask."""
+    uuid: str = ""
+    """The episode that it ended, where that is over here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Talk:
     """What is under way between a job and its plane."""
 
@@ -82,10 +95,12 @@ class Talk:
     ranks: tuple[tuple[int, str], ...] = ()
     moved: str = ""
     """The last switch that was done, by its uuid: a plane that was started again may ask for it once more."""
+    told: ReportOutcome | None = None
+    """How the last decision went. A plane that died before it had kept that gives the same order again."""
 
     def over(self) -> "Talk":
         """Return the quiet after an episode."""
-        return Talk(moved=self.moved)
+        return Talk(moved=self.moved, told=self.told)
 
 
 # --- what is done ----------------------------------------------------------------------------------------
@@ -114,17 +129,6 @@ class ReportOffers:
 
     ranks: tuple[tuple[int, str], ...] = ()
     strategies: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReportOutcome:
-    """Tell the plane how its decision went."""
-
-    code: int
-    info: str
-    strategy: str
-    alone: bool = False
-    """The job answered the fault by itself, while no plane was there to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +205,8 @@ def settle(talk: Talk, *, recovered: bool, why: str) -> Outcome:
     """The job got over its fault, or the strategy did not reach; the plane is told what became of it."""
     if talk.stage is Stage.DECIDED:
         failed = RETRY_FAILED if talk.strategy == RETRY else FAILED
-        outcome = ReportOutcome(OK if recovered else failed, why, talk.strategy)
-        return talk.over(), (outcome,)
+        outcome = ReportOutcome(OK if recovered else failed, why, talk.strategy, uuid=talk.uuid)
+        return replace(talk.over(), told=outcome), (outcome,)
     if talk.stage is Stage.WARNED:
         # It was answered together with something else, or could not be felt.
         return replace(talk, stage=Stage.ASKED), (ReportStopped(OK, STANDS, talk.ranks),)
@@ -298,6 +302,9 @@ def _decide(talk: Talk, signal: Signal) -> Outcome:
             return talk, (Ignore("a migration that was not prepared"),)
         return talk.over(), (ReportOutcome(OK, "the ranks were moved", MIGRATION),)
     if talk.stage is not Stage.ASKED:
+        before = talk.told
+        if before is not None and (before.uuid, before.strategy) == (signal.uuid, strategy):
+            return talk, (before,)
         return talk, (Ignore(f"{strategy} for an episode that is over"),)
     told = replace(talk, stage=Stage.DECIDED, strategy=strategy)
     if strategy == RECOVER and signal.extra == RECOVER_IN_PLACE:

@@ -353,7 +353,12 @@ class Liaison:
             case talks.ReportOutcome():
                 placed = talks.placed(self._hands.job.plan) if report.alone else ()
                 return await link.report_outcome(
-                    report.code, report.info, report.strategy, uuid, alone=report.alone, placed=placed
+                    report.code,
+                    report.info,
+                    report.strategy,
+                    report.uuid or uuid,
+                    alone=report.alone,
+                    placed=placed,
                 )
             case _:
                 raise AssertionError(f"{report} is no report")

@@ -208,6 +208,21 @@ def test_what_a_job_did_by_itself_ends_the_episode() -> None:
     assert play.at(Phase.STOPPING)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.UCE, FaultKind.NETWORK])
+def test_a_step_that_the_job_repeated_by_itself_ends_the_episode(kind: FaultKind) -> None:
+    """Device plugins report such a fault for a while; it is answered all the same, and once."""
+    play = Play.of("retry,recover")
+    play.devices(broken(9, kind=kind))
+    play.feed(StopReported(0))
+    assert play.at(Phase.ASKING)
+    play.state = resumed(kept(play.state), play.now)
+    play.devices(broken(9, kind=kind))
+    play.feed(StatusReported(0, "retry", alone="the step was repeated"))
+    assert play.at(Phase.INIT)
+    play.devices(broken(9, kind=kind))
+    assert play.at(Phase.INIT)
+
+
 @pytest.mark.parametrize("under_way", [False, True], ids=["", "the plane died in the middle of it"])
 def test_a_plane_that_was_away_is_told_whose_ranks_are_elsewhere(under_way: bool) -> None:
     """The operator learns it too: the old pod goes by force, the standby has its place, and none was lost."""

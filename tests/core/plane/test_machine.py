@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.faults.view import FaultKind, Health
+from taskd.core.faults.view import FaultKind, Health, RankFault
 from taskd.core.plane.machine import next_look
 from taskd.core.plane.requests import requests, told_apart
 from taskd.core.plane.resuming import kept, repeat, resumed
@@ -499,3 +499,36 @@ def test_a_standby_that_has_taken_over_needs_no_new_pod() -> None:
     assert {} == play.state.left
     play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
     assert play.at(Phase.STOPPING), "the loss of the one that took over is a loss"
+
+
+def switched_until_the_old_pod_goes() -> Play:
+    """A switch whose ranks have moved, by a manager that keeps the old pod until then."""
+    play = Play.of("recover", subHealthyStrategy="hotSwitch")
+    play.feed(Subscribed(keeps_old=True))
+    play.devices(RankFault(9, FaultKind.NORMAL, "SubHealthFault", "81B38009"), health=Health.SUB_HEALTHY)
+    old = PodSeen("job-1", "uid-1", standby="uid-2", standby_running=True, standby_name="job-1-hot")
+    play.feed(PodsSeen({**pods(), 1: old}))
+    play.feed(StrategiesReported(("migration", "exit")))
+    play.feed(StatusReported(0, "migration"))
+    assert play.at(Phase.PARTING)
+    return play
+
+
+def test_a_plane_that_dies_while_the_old_pod_of_a_switch_goes() -> None:
+    """The next one sees that it has gone, and that is all that was left to do."""
+    play = switched_until_the_old_pod_goes()
+    before = play.signals
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen({**pods(), 1: PodSeen("job-1-hot", "uid-2")}))
+
+    assert play.at(Phase.INIT)
+    assert before == play.signals
+
+
+def test_a_fault_while_the_old_pod_of_a_switch_goes_leaves_the_new_one() -> None:
+    """The ranks are there by now."""
+    play = switched_until_the_old_pod_goes()
+    play.feed(FaultsReported((("0", "1"),)))
+
+    assert play.at(Phase.STOPPING)
+    assert "drop-standby" not in [wish for wish, _ in play.asked]

@@ -211,7 +211,8 @@ def _network_down(state: JobState) -> bool:
 def _leave_switch(turn: Turn) -> None:
     """Let a fault take its usual course: the switch is off."""
     why = switching.overtaken(turn.state)
-    if turn.state.phase in {Phase.STANDBY, Phase.PAUSING} or turn.state.keeps_old:
+    stays = turn.state.phase in {Phase.STANDBY, Phase.PAUSING} or turn.state.keeps_old
+    if stays and not turn.episode.migrated:  # else its ranks are in the standby
         switching.give_up_standby(turn, why)
     switching.close(turn, f"cancelled: {why}")
     turn.settle()

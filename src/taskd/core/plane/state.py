@@ -147,6 +147,8 @@ class Episode:
     labelled: tuple[int, ...] = ()
     pod: int = -1
     """The pod that a hot switch replaces."""
+    migrated: bool = False
+    """Its ranks have moved; all that is left of the switch is that it goes."""
     reason: str = ""
     marks: Mapping[Phase, float] = field(default_factory=dict)
 

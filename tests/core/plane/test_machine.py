@@ -223,6 +223,25 @@ def test_a_step_that_the_job_repeated_by_itself_ends_the_episode(kind: FaultKind
     assert play.at(Phase.INIT)
 
 
+def test_a_device_that_comes_back_after_the_job_went_on_by_itself() -> None:
+    """Its plane died while it was waited for: the job is asked nothing, since it would not answer."""
+    play = Play.of("recover-in-place")
+    play.devices(broken(9))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    assert play.at(Phase.HEALING)
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen(pods()))
+    play.devices(broken(9))
+    play.feed(StatusReported(0, "recover-in-place", alone="rank 9 was replaced"))
+    assert play.at(Phase.HEALING)
+    before = play.signals
+    play.devices()
+
+    assert play.at(Phase.INIT)
+    assert (before, []) == (play.signals, play.asked)
+
+
 @pytest.mark.parametrize("under_way", [False, True], ids=["", "the plane died in the middle of it"])
 def test_a_plane_that_was_away_is_told_whose_ranks_are_elsewhere(under_way: bool) -> None:
     """The operator learns it too: the old pod goes by force, the standby has its place, and none was lost."""

@@ -169,7 +169,7 @@ def see_devices(turn: Turn, event: DevicesSeen) -> None:
     )
     answer_devices(turn)
     if turn.state.phase is Phase.HEALING:
-        course.heal(turn, late=False)
+        _see_healed(turn)
     elif turn.state.phase is Phase.CONVERGING and not _network_down(turn.state):
         course.order_retry(turn)
 
@@ -201,6 +201,14 @@ def answer_devices(turn: Turn) -> None:
         course.notice(turn, ranks, what)
     else:
         take_faults(turn, faults, what, ranks)
+
+
+def _see_healed(turn: Turn) -> None:
+    """Go on where devices are back; where the job goes on already, that was all."""
+    if turn.episode.alone and not any(rank in turn.state.devices for rank in turn.episode.faults):
+        finish(turn, "recovered by the job itself")
+    else:
+        course.heal(turn, late=False)
 
 
 def _network_down(state: JobState) -> bool:

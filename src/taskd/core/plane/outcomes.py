@@ -101,6 +101,7 @@ def answered_alone(turn: Turn, report: StatusReported) -> bool:
         return True
     shape = state.shape
     broken = any(rank in state.devices for rank in episode.faults if shape.pod_of(rank) not in gone)
+    turn.edit(alone=broken and state.phase is Phase.HEALING)
     return not broken and not set(not_replaced(state, episode, episode.leaving)) - gone.keys()
 
 

@@ -24,6 +24,7 @@ from taskd.core.liaison import (
     hear,
     lose_plane,
     placed,
+    save_now,
     settle,
     switched,
 )
@@ -181,11 +182,26 @@ def test_a_plane_that_gives_up_is_followed_where_something_is_wrong() -> None:
 
 
 def test_a_dump_is_asked_for_by_name() -> None:
-    """Jobs that have no other strategy are told to save and leave."""
+    """Jobs that have no other strategy are told to save and leave; asked again, they say how it went."""
     play = Play()
-    play.hear(Signal("u1", "saveAndExit", ("save_and_exit",), nodes=(1,)))
+    order = Signal("u1", "saveAndExit", ("save_and_exit",), DEAD, nodes=(1,))
+    play.hear(order)
+    assert [SaveAndLeave(order)] == play.deeds
+    play.ask(*DEAD)
+    play.talk, deeds = save_now(play.talk, order)
+    assert (Advise("dump", (1,), (1,)),) == deeds
+    play.settle()
+    play.talk = lose_plane(play.talk)
+    play.hear(order)
+    assert [ReportOutcome(0, "as it went", "dump", uuid="u1")] * 2 == play.deeds[-2:]
 
-    assert [SaveAndLeave("the control plane wants the job saved and ended")] == play.deeds
+
+def test_a_job_that_does_not_train_has_nothing_to_save() -> None:
+    """The plane is told so, and does not wait."""
+    order = Signal("u1", "saveAndExit", ("save_and_exit",), DEAD, nodes=(1,))
+    assert (Talk(), (ReportOutcome(499, "the job does not train", "dump", uuid="u1"),)) == save_now(
+        Talk(), order
+    )
 
 
 def test_a_hot_switch_in_three_signals() -> None:

@@ -241,10 +241,11 @@ def test_a_slow_device_is_left_with_a_manager(
     job.finish()
 
     assert (node, chip) not in places
-    assert [0, 1, 2, 3, 4, 5] == ranks
     if wish == "graceExit":
+        assert list(range(job.world)) == ranks
         assert_same(long_undisturbed.run, job.out)
     else:
+        assert {2, 3} <= set(ranks)
         assert 0 == given[old]
         last = {rank: {each["step"]: each["loss"] for each in job.entries(rank)} for rank in range(job.world)}
         digests = {rank: (job.out / f"digest-{rank}.txt").read_text() for rank in range(job.world)}

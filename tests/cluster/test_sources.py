@@ -173,10 +173,14 @@ def test_a_kubelet_that_died(
 def test_a_container_that_fails(
     cluster: RealNodes, planned: Planned, tmp_path: Path, long_undisturbed: UndisturbedRun, how: str
 ) -> None:
-    """The pod is made again as the same rank; the status says which container it was, and how it ended."""
+    """With `fault-retry-times` the pod is made again as the same rank, and its peers go on.
+
+    The status says which container it was, and how it ended.
+    """
     # A shell in between has the container end with a code of its own.
     start = "taskd run --spares {spares} {command} || exit 41"
-    job = training_job(cluster, planned, tmp_path / "out", **({"start": start} if how == "code" else {}))
+    more = {"start": start} if how == "code" else {}
+    job = training_job(cluster, planned, tmp_path / "out", labels={"fault-retry-times": "3"}, **more)
     before = Before(job)
     (launcher,) = [
         each

@@ -37,7 +37,8 @@ from tests.train.runs import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAUSE_S = 0.5
+PAUSE_S = 0.3
+LONG_PAUSE_S = 0.5  # where the job trains while something is waited for
 HEALED_AFTER_S = 6.0  # longer than a plane needs to start again
 
 
@@ -138,6 +139,7 @@ class Reported(Fault):
     restarts: ClassVar[int] = 0
 
     def strike(self) -> None:
+        self._known = len(self.job.timeline())
         self._node, chip = chip_of(self.job, self.devices, PODS[self.place], 1)
         self.devices.report(self._node, ChipFault(chip, self.code, "RestartBusiness"))
 
@@ -145,7 +147,7 @@ class Reported(Fault):
         def over() -> bool:
             found = [(each["strategy"], each["outcome"]) for each in self.job.timeline()]
             assert {(self.answer, "recovered")} >= {each for each in found if each[1] != "recovering"}, found
-            return len(found) == self.count and found[-1][1] == "recovered"
+            return len(found) > self._known and found[-1][1] == "recovered"
 
         self.job.cluster.wait(over, timeout_s=60, every_s=0.5)
         self.mend()
@@ -163,7 +165,10 @@ class Network(Reported):
 
 
 class Healing(Reported):
-    """A broken device that comes back: a new process in the same pod, once it is."""
+    """A broken device that comes back: a new process in the same pod, once it is.
+
+    A job that answers it by itself while no plane is there may have to do so again, since it is broken still.
+    """
 
     course: ClassVar[tuple[str, ...]] = ("noticing", "stopping", "healing", "asking", "recovering", INIT)
     form: ClassVar[dict[str, Any]] = {"devices": True, "spares": 1}
@@ -175,6 +180,7 @@ class Healing(Reported):
     def strike(self) -> None:
         super().strike()
         threading.Timer(HEALED_AFTER_S, self.mend).start()
+        self.lost += self.hurt
 
 
 class Deleted(Fault):
@@ -188,6 +194,7 @@ class Deleted(Fault):
 class Cut(Fault):
     """The link of a node is cut: the pod is replaced on another one."""
 
+    form: ClassVar[dict[str, Any]] = {"pause_s": LONG_PAUSE_S}
     job_type: ClassVar[type[PodJob]] = ApartJob
     strategy: ClassVar[str] = "recover"
 
@@ -210,7 +217,7 @@ class Switched(Fault):
 
     course: ClassVar[tuple[str, ...]] = ("standby", "pausing", "migrating", "parting", INIT)
     form: ClassVar[dict[str, Any]] = {
-        "devices": True, "labels": HOT_SWITCH, "scheduling": "", "spares": 1,
+        "devices": True, "labels": HOT_SWITCH, "scheduling": "", "spares": 1, "pause_s": LONG_PAUSE_S,
     }  # fmt: skip
     strategy: ClassVar[str] = ""
     restarts: ClassVar[int] = 0
@@ -279,8 +286,8 @@ def test_a_plane_that_dies_at_a_phase(
     """Same end as without a death, whatever phase the plane was in."""
     chosen = KINDS[kind]
     job = chosen.job_type(
-        cluster, site_of_plane, tmp_path / "out", steps=LONG, pause_s=PAUSE_S,
-        plane=plane.controller.plane, backoff=20, **chosen.form,
+        cluster, site_of_plane, tmp_path / "out", steps=LONG,
+        plane=plane.controller.plane, backoff=20, **{"pause_s": PAUSE_S, **chosen.form},
     )  # fmt: skip
     fault = chosen(job, devices)
     job.submit(chosen.strategy)

@@ -218,7 +218,7 @@ def test_a_slow_device_is_left_with_a_manager(
     """S1-23: the state is saved and no step is lost, or nothing is saved; then the pod is another one."""
     out = tmp_path / "out"
     saved = {
-        "graceExit": f"exec taskd run --dump-dir {out}/dumps --resume {out}/dumps {{command}}",
+        "graceExit": f"exec taskd run --dump-dir {out}/dumps {{command}}",
         "forceExit": f"exec taskd run {{command}} --checkpoint {out}/checkpoints:{EVERY}",
     }
     job = PodJob(

@@ -25,6 +25,7 @@ from taskd.testing.cluster import (
 )
 from taskd.testing.kube import Unavailable
 from tests.cluster.jobs import LONG, NAME, STEPS, WORLD, PodJob, install_definition
+from tests.cluster.pairs import Pair, Results
 from tests.cluster.pods import column
 from tests.kube.operator.site import Controller, Site
 from tests.left_out import leave_out
@@ -155,6 +156,17 @@ def long_undisturbed(
 ) -> UndisturbedRun:
     """The same with more steps: for tests in which a job trains while a pod is made."""
     return _run_undisturbed(cluster, tmp_path_factory.mktemp("long"), LONG)
+
+
+@pytest.fixture(scope="session")
+def calm_pair(cluster: RealNodes, definition: None, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What a pair that nothing happens to computes."""
+    home = tmp_path_factory.mktemp("calm-pair")
+    with cluster.namespace("calm") as namespace, controlled(cluster, namespace, home) as site:
+        job = Pair(cluster, site, home / "out")
+        job.submit({})
+        job.finish()
+        return job.run()
 
 
 def _run_undisturbed(cluster: RealNodes, home: Path, steps: int) -> UndisturbedRun:

@@ -1,5 +1,7 @@
 """The conversation with a control plane: ours, and a stock ClusterD with all that was observed of one."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from taskd.core.liaison import (
     hear,
     lose_plane,
     placed,
+    save_now,
     settle,
     switched,
 )
@@ -71,9 +74,9 @@ def test_a_recovery_in_place_from_report_to_result() -> None:
         ReportStopped(0, "the ranks stand", DEAD),
         ReportOffers(DEAD),
         Advise("recover-in-place", (1,), (1,)),
-        ReportOutcome(0, "as it went", "recover"),
+        ReportOutcome(0, "as it went", "recover", uuid="u1"),
     ] == play.deeds
-    assert Talk() == play.talk
+    assert Stage.QUIET is play.talk.stage
 
 
 def test_a_retry_that_fails_may_be_followed_by_another_strategy() -> None:
@@ -83,7 +86,7 @@ def test_a_retry_that_fails_may_be_followed_by_another_strategy() -> None:
     play.hear(STOP, GLOBAL, change("retry"))
     play.settle(recovered=False)
 
-    assert ReportOutcome(405, "as it went", "retry") == play.deeds[-1]
+    assert ReportOutcome(405, "as it went", "retry", uuid="u1") == play.deeds[-1]
 
 
 def test_a_fault_that_only_the_plane_sees_is_told_to_the_job() -> None:
@@ -109,7 +112,7 @@ def test_a_stop_for_a_memory_error_is_confirmed_when_the_rank_has_said_so() -> N
     assert [ReportFault(doubted), ReportStopped(0, "the ranks stand", doubted)] == play.deeds[1:]
     play.hear(Signal("u1", "globalFault", ("on_global_rank",), doubted), change("retry"))
     play.settle()
-    assert ReportOutcome(0, "as it went", "retry") == play.deeds[-1]
+    assert ReportOutcome(0, "as it went", "retry", uuid="u1") == play.deeds[-1]
 
     overtaken = Play()
     overtaken.hear(Signal("u1", "stopTrain", ("stop_train",), doubted))
@@ -153,6 +156,22 @@ def test_a_job_that_did_not_wait_has_nothing_to_report_to_a_late_decision() -> N
     assert [ReportFault(DEAD), ReportStopped(0, "the ranks stand", DEAD)] == play.obeyed()
 
 
+def test_a_plane_that_died_before_it_kept_the_outcome_hears_it_again() -> None:
+    """It gives the order again under the same name, and nothing is done twice; other orders are ghosts."""
+    play = Play()
+    play.ask(*DEAD)
+    play.hear(STOP, GLOBAL, change("recover", "recover-in-place"))
+    play.settle()
+    play.talk = lose_plane(play.talk)
+    said = len(play.deeds)
+    play.hear(change("recover", "recover-in-place"))
+    outcome = ReportOutcome(0, "as it went", "recover", uuid="u1")
+    assert [outcome] == play.deeds[said:]
+    play.hear(change("exit", "dump_exit"), replace(change("recover"), uuid="u2"))
+    assert [outcome] == [deed for deed in play.deeds[said:] if not isinstance(deed, Ignore)]
+    assert Stage.QUIET is play.talk.stage
+
+
 def test_a_plane_that_gives_up_is_followed_where_something_is_wrong() -> None:
     """The whole job is rescheduled then."""
     play = Play()
@@ -163,11 +182,26 @@ def test_a_plane_that_gives_up_is_followed_where_something_is_wrong() -> None:
 
 
 def test_a_dump_is_asked_for_by_name() -> None:
-    """Jobs that have no other strategy are told to save and leave."""
+    """Jobs that have no other strategy are told to save and leave; asked again, they say how it went."""
     play = Play()
-    play.hear(Signal("u1", "saveAndExit", ("save_and_exit",), nodes=(1,)))
+    order = Signal("u1", "saveAndExit", ("save_and_exit",), DEAD, nodes=(1,))
+    play.hear(order)
+    assert [SaveAndLeave(order)] == play.deeds
+    play.ask(*DEAD)
+    play.talk, deeds = save_now(play.talk, order)
+    assert (Advise("dump", (1,), (1,)),) == deeds
+    play.settle()
+    play.talk = lose_plane(play.talk)
+    play.hear(order)
+    assert [ReportOutcome(0, "as it went", "dump", uuid="u1")] * 2 == play.deeds[-2:]
 
-    assert [SaveAndLeave("the control plane wants the job saved and ended")] == play.deeds
+
+def test_a_job_that_does_not_train_has_nothing_to_save() -> None:
+    """The plane is told so, and does not wait."""
+    order = Signal("u1", "saveAndExit", ("save_and_exit",), DEAD, nodes=(1,))
+    assert (Talk(), (ReportOutcome(499, "the job does not train", "dump", uuid="u1"),)) == save_now(
+        Talk(), order
+    )
 
 
 def test_a_hot_switch_in_three_signals() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from taskd.testing.kube import Cluster, ControlPlane, Kubelets, Nodes, Unavailable, VolcanoStandIn, existing
 from taskd.testing.kube.binaries import CONTROL_PLANE, NOT_SHOWN, require
+from taskd.testing.kube.nodes import MANAGED
 from tests.left_out import leave_out
 
 NEEDS = {"kube", "own_kube", "programs"}
@@ -66,11 +67,38 @@ def kube(programs: dict[str, Path]) -> Iterator[Cluster]:
         except Unavailable as error:
             leave_out(f"{NOT_SHOWN}: {error}")
         if named is not None:
+            _refuse_machines(named)
             with Kubelets(named):
                 yield named
             return
         with ControlPlane(audit=True) as plane, Kubelets(plane):
             yield plane
+
+
+def _refuse_machines(named: Cluster) -> None:
+    """Leave a cluster with real nodes alone: what these tests create has no image, and would be put there."""
+    real = [name for name, played in _nodes(named).items() if not played]
+    if real:
+        leave_out(f"{NOT_SHOWN}: the cluster at {named.url} has nodes that nobody plays ({', '.join(real)})")
+
+
+def _nodes(cluster: Cluster) -> dict[str, bool]:
+    """The nodes that a cluster has, and whether kwok plays them."""
+    found = cluster.api.items("/api/v1/nodes")
+    return {each["metadata"]["name"]: MANAGED in each["metadata"].get("labels", {}) for each in found}
+
+
+@pytest.fixture(scope="session")
+def inhabited(kube: Cluster) -> bool:
+    """Whether the cluster had nodes, and so a scheduler, before any test."""
+    return not isinstance(kube, ControlPlane) and bool(_nodes(kube))
+
+
+@pytest.fixture
+def alone(inhabited: bool) -> None:
+    """For a test that counts on there being no nodes and no Volcano but those that it brings."""
+    if inhabited:
+        leave_out("the cluster has nodes or a Volcano of its own, which would have their say")
 
 
 @pytest.fixture
@@ -88,7 +116,7 @@ def namespace(kube: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def nodes(kube: Cluster) -> Iterator[Nodes]:
+def nodes(kube: Cluster, inhabited: bool) -> Iterator[Nodes]:
     """No node yet: a test adds what it needs, and it is gone after it."""
     mine = Nodes(kube)
     yield mine

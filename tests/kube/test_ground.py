@@ -233,6 +233,7 @@ def test_a_pod_that_is_bound_to_a_node_runs(scene: Scene, nodes: Nodes, namespac
     assert status["podIP"] != status["hostIP"]
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_pod_that_names_no_scheduler_is_placed(scene: Scene, nodes: Nodes, namespace: str) -> None:
     """kube-scheduler places it where its devices are."""
     nodes.add(1, capacity={"nvidia.com/gpu": 8})
@@ -318,6 +319,7 @@ def test_a_deleted_pod_on_a_lost_node_hangs(scene: Scene, nodes: Nodes, namespac
 # ------------------------------------------------------------------------------------------------ Volcano
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_group_that_does_not_fit_waits_and_says_so(
     scene: Scene, nodes: Nodes, volcano: VolcanoStandIn
 ) -> None:
@@ -337,6 +339,7 @@ def test_a_group_that_does_not_fit_waits_and_says_so(
     scene.wait_group("wide", "Inqueue")
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_gang_is_placed_together(
     scene: Scene, nodes: Nodes, volcano: VolcanoStandIn, namespace: str
 ) -> None:

@@ -9,8 +9,8 @@ manager says (M) has to come, in this order and with this content.
              uuid=, standbys=, shunned=; or `ends` (the stream, with OK), `dies`, `comes`
     M        the manager calls: a call, what is in it, and after -> the code that answers it. `joins` is Init,
              Register and Subscribe; `silent`: it says nothing for a moment
-    J        something happens to the job (killed, trouble, standby, through, moved, waits), or something is
-             true of it (phase, strategy, reason, placed, doubted, ended, switching, talk)
+    J        something happens to the job (killed, trouble, standby, through, saved, moved, waits), or
+             something is true of it (phase, strategy, reason, placed, doubted, ended, switching, talk)
 
 What a line does not name is empty, a uuid too. Ranks 0, 1 and 2 are on a node each.
 """
@@ -113,6 +113,8 @@ class Dialogue:
                 manager.stand_by(name)
             case ["through"]:
                 manager.come_through()
+            case ["saved"]:
+                manager.save()
             case ["moved", rank]:
                 manager.move(int(rank))
             case ["waits", seconds]:

@@ -15,6 +15,7 @@ from taskd.core.messages import (
     Prepared,
     Progress,
     Report,
+    Saved,
     Standing,
     Trouble,
     WorkerOrder,
@@ -74,7 +75,7 @@ class PlayedManager:
 
     # ------------------------------------------------------------------------------------ the ranks
 
-    def _report(self, node: str, report: Report | Beat | Progress | Standing | Trouble) -> None:
+    def _report(self, node: str, report: Report | Beat | Progress | Saved | Standing | Trouble) -> None:
         self.scene.now = max(self.scene.now, time.monotonic())
         self._carry_out(self.scene.report(node, report))
 
@@ -103,6 +104,14 @@ class PlayedManager:
             self._report(node, Standing(self.job.generation, rank, has_state, self._step, False, store))
         self._go_on(NODES)
         self._hurt.clear()
+
+    def save(self) -> None:
+        """Let all ranks stand, and write what they have."""
+        generation = self.job.generation
+        for node in NODES:
+            self._report(node, Standing(generation, self.scene.rank(node), True, self._step))
+        for node in NODES:
+            self._report(node, Saved(generation, self.scene.rank(node), True, "/d/step"))
 
     def move(self, rank: int) -> None:
         """Play a hot switch that was asked for to its end: the new rank stands, then the old ones."""

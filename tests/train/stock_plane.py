@@ -30,6 +30,8 @@ class StockPlane:
     delay_s: float = 0.0
     silent: bool = False
     ghost: bool = False
+    ours: bool = False
+    """It shows itself as a plane of ours; what that would say is the test's to say."""
     port: int = 0
     heard: list[tuple[str, Any]] = field(default_factory=list)
     _queue: "asyncio.Queue[recover.ProcessManageSignal | None] | None" = None
@@ -108,7 +110,9 @@ class StockPlane:
 
     async def _serve(self, ready: threading.Event, over: asyncio.Event) -> None:
         def unary(name: str, kind: type) -> Any:
-            async def call(data: bytes, _context: object) -> bytes:
+            async def call(data: bytes, context: Any) -> bytes:
+                if self.ours:
+                    await context.send_initial_metadata(((recover.OURS_KEY, "1"),))
                 return encode(await self._answer(name, decode(kind, data)))
 
             return grpc.unary_unary_rpc_method_handler(cast("Any", call))

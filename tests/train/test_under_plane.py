@@ -112,6 +112,29 @@ def test_a_memory_error_that_only_the_plane_knows_of_is_repaired(
     assert [("uce", "retry")] == [(each["kind"], each["strategy"]) for each in job.timeline()]
 
 
+def test_a_job_that_our_plane_wants_saved_goes_on_from_its_dump(tmp_path: Path, reference: Reference) -> None:
+    """The state is written and the plane is told; all processes start again, and no step is done twice."""
+    plane = StockPlane(silent=True, ours=True)
+    flags = ("--recover-strategy", "dump", "--dump-dir", str(tmp_path / "dumps"))
+    with (
+        plane.serving(),
+        start(tmp_path, "--pause", "0.1", steps=MANY_STEPS, env=plane.environment(), flags=flags) as job,
+    ):
+        joined(plane)
+        job.at_step(4)
+        plane.say(
+            "saveAndExit", actions=("save_and_exit",), faultRanks=(FaultRank("1", "1"),), nodeRankIds=("0",)
+        )
+        eventually(lambda: "ReportRecoverStatus" in plane.calls(), "the report of the dump")
+        eventually(lambda: [2, 2, 2, 2] == count_processes(tmp_path), "new processes")
+        finish(job)
+
+    assert_same(reference(steps=MANY_STEPS), tmp_path)
+    first, *_ = [said for name, said in plane.heard if name == "ReportRecoverStatus"]
+    assert (0, "dump") == (first.status.code, first.strategy)
+    assert ["dump", "restart"] == [incident["strategy"] for incident in job.timeline()]
+
+
 def _soon(plane: StockPlane) -> dict[str, str]:
     """Return the environment of a plane that is not there yet."""
     plane.port = free_port()

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from taskd.core.advice import GIVE_UP
 from taskd.core.consulting import FaultType
-from taskd.core.launch import RECOVER, RECOVER_IN_PLACE, RETRY, Plan
+from taskd.core.launch import DUMP, RECOVER, RECOVER_IN_PLACE, RETRY, Plan
 from taskd.core.podplace import STANDBY_NODE
 
 OK, RETRY_FAILED, FAILED = 0, 405, 499
@@ -73,6 +73,19 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportOutcome:
+    """Tell the plane how its decision went."""
+
+    code: int
+    info: str
+    strategy: str
+    alone: bool = False
+    """The job answered the fault by itself, while no plane was there to ask."""
+    uuid: str = ""
+    """The episode that it ended, where that is over here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Talk:
     """What is under way between a job and its plane."""
 
@@ -82,10 +95,12 @@ class Talk:
     ranks: tuple[tuple[int, str], ...] = ()
     moved: str = ""
     """The last switch that was done, by its uuid: a plane that was started again may ask for it once more."""
+    told: ReportOutcome | None = None
+    """How the last decision went. A plane that died before it had kept that gives the same order again."""
 
     def over(self) -> "Talk":
         """Return the quiet after an episode."""
-        return Talk(moved=self.moved)
+        return Talk(moved=self.moved, told=self.told)
 
 
 # --- what is done ----------------------------------------------------------------------------------------
@@ -117,17 +132,6 @@ class ReportOffers:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOutcome:
-    """Tell the plane how its decision went."""
-
-    code: int
-    info: str
-    strategy: str
-    alone: bool = False
-    """The job answered the fault by itself, while no plane was there to ask."""
-
-
-@dataclass(frozen=True, slots=True)
 class Warn:
     """Tell the job of a fault that it has not felt."""
 
@@ -150,9 +154,9 @@ class Advise:
 
 @dataclass(frozen=True, slots=True)
 class SaveAndLeave:
-    """Have the state written and the job ended."""
+    """Have the state written and the job ended; or started again, for a plane that replaces its pods."""
 
-    why: str
+    order: Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +205,8 @@ def settle(talk: Talk, *, recovered: bool, why: str) -> Outcome:
     """The job got over its fault, or the strategy did not reach; the plane is told what became of it."""
     if talk.stage is Stage.DECIDED:
         failed = RETRY_FAILED if talk.strategy == RETRY else FAILED
-        outcome = ReportOutcome(OK if recovered else failed, why, talk.strategy)
-        return talk.over(), (outcome,)
+        outcome = ReportOutcome(OK if recovered else failed, why, talk.strategy, uuid=talk.uuid)
+        return replace(talk.over(), told=outcome), (outcome,)
     if talk.stage is Stage.WARNED:
         # It was answered together with something else, or could not be felt.
         return replace(talk, stage=Stage.ASKED), (ReportStopped(OK, STANDS, talk.ranks),)
@@ -264,7 +268,9 @@ def hear(talk: Talk, signal: Signal) -> Outcome:
                 return talk, (Ignore("the plane gives up a job in which nothing is wrong"),)
             return talk.over(), (Advise(GIVE_UP),)
         case SignalKind.SAVE_AND_EXIT:
-            return talk.over(), (SaveAndLeave("the control plane wants the job saved and ended"),)
+            if talk.told is not None and _is_told(talk, signal.uuid, DUMP):
+                return talk, (talk.told,)
+            return talk, (SaveAndLeave(signal),)
         case SignalKind.HOT_SWITCH:
             return _switch(talk, signal)
         case SignalKind.FAULT_NODES_EXIT:
@@ -298,8 +304,10 @@ def _decide(talk: Talk, signal: Signal) -> Outcome:
             return talk, (Ignore("a migration that was not prepared"),)
         return talk.over(), (ReportOutcome(OK, "the ranks were moved", MIGRATION),)
     if talk.stage is not Stage.ASKED:
+        if talk.told is not None and _is_told(talk, signal.uuid, strategy):
+            return talk, (talk.told,)
         return talk, (Ignore(f"{strategy} for an episode that is over"),)
-    told = replace(talk, stage=Stage.DECIDED, strategy=strategy)
+    told = replace(talk, stage=Stage.DECIDED, strategy=strategy, uuid=talk.uuid or signal.uuid)
     if strategy == RECOVER and signal.extra == RECOVER_IN_PLACE:
         strategy = RECOVER_IN_PLACE
     ranks = tuple(rank for rank, _ in signal.ranks or talk.ranks)
@@ -321,6 +329,24 @@ def _switch(talk: Talk, signal: Signal) -> Outcome:
 
 def _is_done(talk: Talk, signal: Signal) -> bool:
     return bool(signal.uuid) and signal.uuid == talk.moved
+
+
+def _is_told(talk: Talk, uuid: str, strategy: str) -> bool:
+    """Tell whether an order was carried out, and the plane that gave it may not have kept how it went."""
+    told = talk.told
+    return told is not None and bool(uuid) and (told.uuid, told.strategy) == (uuid, strategy)
+
+
+def save_now(talk: Talk, order: Signal) -> Outcome:
+    """Take an order to save for the decision about a fault that the job has: all ranks start again after it.
+
+    For a plane that replaces the faulty pods and waits for the others; if they ended, the job would have
+    failed. One that has no such fault, since it is starting or ending, has nothing to save.
+    """
+    talk, deeds = _decide(talk, replace(order, strategy=DUMP))
+    if talk.stage is Stage.DECIDED:
+        return talk, deeds
+    return talk, (ReportOutcome(FAILED, "the job does not train", DUMP, uuid=order.uuid),)
 
 
 def _paused(talk: Talk) -> ReportOffers:

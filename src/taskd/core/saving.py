@@ -7,6 +7,7 @@ it, and then the job goes where it would have gone without the dump, to a restar
 
 from dataclasses import replace
 
+from taskd.core.incidents import Incident
 from taskd.core.jobread import is_member, next_generation, open_incident, with_node
 from taskd.core.jobstate import (
     Culprit,
@@ -28,6 +29,7 @@ from taskd.core.status import JobPhase, PhaseName
 
 SAVE_LIMIT_S = 600.0
 MAX_ROUNDS = 3
+WRITTEN = " was written to "
 
 Outcome = tuple[Job, tuple[Effect, ...]]
 
@@ -121,7 +123,7 @@ def take_saved(job: Job, now: float, saved: Saved) -> tuple[Job, tuple[Effect, .
     if not saving.ranks <= set(saving.saved):
         return job, (), False
     where = next((each for each in saving.saved.values() if each), "")
-    job, effects = close_saving(job, now, f"step {saving.target} was written to {where}")
+    job, effects = close_saving(job, now, f"step {saving.target}{WRITTEN}{where}")
     return job, effects, True
 
 
@@ -132,6 +134,11 @@ def close_saving(job: Job, now: float, outcome: str) -> Outcome:
     if incident is None:
         return job, ()
     return job, (RecordIncident(replace(incident.mark(PhaseName.SAVE, now), outcome=outcome)),)
+
+
+def is_saved(incident: Incident) -> bool:
+    """Tell whether an incident ended with the state on disk."""
+    return incident.strategy == DUMP and WRITTEN in incident.outcome
 
 
 def _living(job: Job) -> list[WorkerView]:

@@ -17,9 +17,10 @@ from taskd.core.consulting import FaultType, offers
 from taskd.core.exits import ExitCode
 from taskd.core.incidents import SWITCH, SWITCHED, Incident, is_over
 from taskd.core.jobstate import Advised, Consult, Event, Job, PlaneChanged, Relief, SwitchRequested, Warned
-from taskd.core.launch import FaultKind
+from taskd.core.launch import DUMP, FaultKind
 from taskd.core.messages import WorkerOrder
 from taskd.core.podplace import host_of, standby_node
+from taskd.core.saving import is_saved
 from taskd.core.status import JobPhase
 from taskd.core.switching import why_not
 from taskd.core.troubles import DECISION_S
@@ -175,8 +176,8 @@ class Liaison:
         if incident.kind == SWITCH:
             self._do(*talks.switched(self._talk, done=incident.outcome == SWITCHED, why=incident.outcome))
             return
-        recovered = incident.outcome == "recovered"
         before = self._talk
+        recovered = incident.outcome == "recovered" or (before.strategy == DUMP and is_saved(incident))
         self._do(*talks.settle(self._talk, recovered=recovered, why=f"{incident.reason}: {incident.outcome}"))
         if before.stage is not talks.Stage.DECIDED:
             self._untold.append(incident)
@@ -212,7 +213,7 @@ class Liaison:
                     self._hands.apply(self._advice(deed))
                     self._check_followed(asked=asked)
                 case talks.SaveAndLeave():
-                    self._hands.request_stop(deed.why, ExitCode.FAILED, save=True)
+                    self._save(deed.order)
                 case talks.MoveRanks():
                     if not self._moving and self._hands.job.switch is None:
                         self._begin(self._move(deed))
@@ -248,6 +249,18 @@ class Liaison:
             self._hands.apply(Warned(time.monotonic(), time.time(), others, warning.what))
         elif doubted and self._hands.job.consulting is None:
             self._begin(self._doubt(doubted, warning.what))
+
+    def _save(self, order: talks.Signal) -> None:
+        """Have the state written. A ClusterD wants the job ended then, ours has its pods replaced."""
+        if self._link is None or not self._link.ours:
+            why = "the control plane wants the job saved and ended"
+            self._hands.request_stop(why, ExitCode.FAILED, save=True)
+            return
+        if self._hands.job.consulting is None:
+            ranks = tuple((rank, FaultType.NORMAL.value) for rank, _ in order.ranks)
+            what = "the control plane wants the job saved"
+            self._hands.apply(Warned(time.monotonic(), time.time(), ranks, what))
+        self._do(*talks.save_now(self._talk, order))
 
     async def _doubt(self, ranks: tuple[int, ...], what: str) -> None:
         """Have ranks say that their memory is in doubt; those that cannot are on a broken device."""
@@ -353,7 +366,12 @@ class Liaison:
             case talks.ReportOutcome():
                 placed = talks.placed(self._hands.job.plan) if report.alone else ()
                 return await link.report_outcome(
-                    report.code, report.info, report.strategy, uuid, alone=report.alone, placed=placed
+                    report.code,
+                    report.info,
+                    report.strategy,
+                    report.uuid or uuid,
+                    alone=report.alone,
+                    placed=placed,
                 )
             case _:
                 raise AssertionError(f"{report} is no report")

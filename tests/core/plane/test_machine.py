@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.faults.view import FaultKind, Health
+from taskd.core.faults.view import FaultKind, Health, RankFault
 from taskd.core.plane.machine import next_look
 from taskd.core.plane.requests import requests, told_apart
 from taskd.core.plane.resuming import kept, repeat, resumed
@@ -206,6 +206,40 @@ def test_what_a_job_did_by_itself_ends_the_episode() -> None:
     play.feed(FaultsReported((("9", "1"),)))
     play.feed(StatusReported(0, "recover", alone="rank 9 was replaced"))
     assert play.at(Phase.STOPPING)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.UCE, FaultKind.NETWORK])
+def test_a_step_that_the_job_repeated_by_itself_ends_the_episode(kind: FaultKind) -> None:
+    """Device plugins report such a fault for a while; it is answered all the same, and once."""
+    play = Play.of("retry,recover")
+    play.devices(broken(9, kind=kind))
+    play.feed(StopReported(0))
+    assert play.at(Phase.ASKING)
+    play.state = resumed(kept(play.state), play.now)
+    play.devices(broken(9, kind=kind))
+    play.feed(StatusReported(0, "retry", alone="the step was repeated"))
+    assert play.at(Phase.INIT)
+    play.devices(broken(9, kind=kind))
+    assert play.at(Phase.INIT)
+
+
+def test_a_device_that_comes_back_after_the_job_went_on_by_itself() -> None:
+    """Its plane died while it was waited for: the job is asked nothing, since it would not answer."""
+    play = Play.of("recover-in-place")
+    play.devices(broken(9))
+    play.feed(FaultsReported((("9", "1"),)))
+    play.feed(StopReported(0))
+    assert play.at(Phase.HEALING)
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen(pods()))
+    play.devices(broken(9))
+    play.feed(StatusReported(0, "recover-in-place", alone="rank 9 was replaced"))
+    assert play.at(Phase.HEALING)
+    before = play.signals
+    play.devices()
+
+    assert play.at(Phase.INIT)
+    assert (before, []) == (play.signals, play.asked)
 
 
 @pytest.mark.parametrize("under_way", [False, True], ids=["", "the plane died in the middle of it"])
@@ -484,3 +518,36 @@ def test_a_standby_that_has_taken_over_needs_no_new_pod() -> None:
     assert {} == play.state.left
     play.feed(PodsSeen({rank: pod for rank, pod in pods(3).items() if rank != 1}))
     assert play.at(Phase.STOPPING), "the loss of the one that took over is a loss"
+
+
+def switched_until_the_old_pod_goes() -> Play:
+    """A switch whose ranks have moved, by a manager that keeps the old pod until then."""
+    play = Play.of("recover", subHealthyStrategy="hotSwitch")
+    play.feed(Subscribed(keeps_old=True))
+    play.devices(RankFault(9, FaultKind.NORMAL, "SubHealthFault", "81B38009"), health=Health.SUB_HEALTHY)
+    old = PodSeen("job-1", "uid-1", standby="uid-2", standby_running=True, standby_name="job-1-hot")
+    play.feed(PodsSeen({**pods(), 1: old}))
+    play.feed(StrategiesReported(("migration", "exit")))
+    play.feed(StatusReported(0, "migration"))
+    assert play.at(Phase.PARTING)
+    return play
+
+
+def test_a_plane_that_dies_while_the_old_pod_of_a_switch_goes() -> None:
+    """The next one sees that it has gone, and that is all that was left to do."""
+    play = switched_until_the_old_pod_goes()
+    before = play.signals
+    play.state = resumed(kept(play.state), play.now)
+    play.feed(PodsSeen({**pods(), 1: PodSeen("job-1-hot", "uid-2")}))
+
+    assert play.at(Phase.INIT)
+    assert before == play.signals
+
+
+def test_a_fault_while_the_old_pod_of_a_switch_goes_leaves_the_new_one() -> None:
+    """The ranks are there by now."""
+    play = switched_until_the_old_pod_goes()
+    play.feed(FaultsReported((("0", "1"),)))
+
+    assert play.at(Phase.STOPPING)
+    assert "drop-standby" not in [wish for wish, _ in play.asked]

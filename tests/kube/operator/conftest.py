@@ -53,7 +53,9 @@ def controller(site: Site, tmp_path: Path) -> Iterator[Controller]:
 
 
 @pytest.fixture(scope="module")
-def town(kube: Cluster, crds: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def town(
+    kube: Cluster, inhabited: bool, crds: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Town]:
     """For the tests of a module together: a controller, nodes with the sample's label, and Volcano."""
     nodes = Nodes(kube)
     with kube.namespace("town") as namespace, VolcanoStandIn(kube) as volcano:

@@ -114,8 +114,8 @@ class Proxy:
         if not self.upstreams:
             self._idle.set()
 
-    def judge(self, method: str, path: str) -> str | int | None:
-        """What happens to this request."""
+    def judge(self, method: str, path: str, body: bytes | None) -> str | int | None:
+        """What happens to this request; one that strikes by what is written has the content too."""
         plain = path.partition("?")[0]
         if method == "GET":
             return self.blind(path)
@@ -135,7 +135,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         def _pass_on(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else None
-            verdict = proxy.judge(self.command, self.path)
+            verdict = proxy.judge(self.command, self.path, body)
             if verdict == BEFORE:
                 proxy.kill()
                 self.close_connection = True

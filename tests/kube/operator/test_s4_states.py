@@ -49,6 +49,7 @@ def test_s4_25_s4_26_s4_27_created_until_every_pod_has_started(town: Town) -> No
     assert {"Master": {"active": 1}, "Worker": {"active": 2}} == counts(town.site.status(name))
 
 
+@pytest.mark.usefixtures("alone")
 def test_s4_28_restarting_until_the_lost_pod_runs_again(town: Town) -> None:
     """A job that lost a pod is Restarting, and no longer Running, until its successor has started."""
     name = town.running(job("restarting", policy={"backoffLimit": 3}))

@@ -169,7 +169,7 @@ def see_devices(turn: Turn, event: DevicesSeen) -> None:
     )
     answer_devices(turn)
     if turn.state.phase is Phase.HEALING:
-        course.heal(turn, late=False)
+        _see_healed(turn)
     elif turn.state.phase is Phase.CONVERGING and not _network_down(turn.state):
         course.order_retry(turn)
 
@@ -203,6 +203,14 @@ def answer_devices(turn: Turn) -> None:
         take_faults(turn, faults, what, ranks)
 
 
+def _see_healed(turn: Turn) -> None:
+    """Go on where devices are back; where the job goes on already, that was all."""
+    if turn.episode.alone and not any(rank in turn.state.devices for rank in turn.episode.faults):
+        finish(turn, "recovered by the job itself")
+    else:
+        course.heal(turn, late=False)
+
+
 def _network_down(state: JobState) -> bool:
     faults = state.episode.faults if state.episode else {}
     return any(rank in state.devices for rank, kind in faults.items() if kind is FaultKind.NETWORK)
@@ -211,7 +219,8 @@ def _network_down(state: JobState) -> bool:
 def _leave_switch(turn: Turn) -> None:
     """Let a fault take its usual course: the switch is off."""
     why = switching.overtaken(turn.state)
-    if turn.state.phase in {Phase.STANDBY, Phase.PAUSING} or turn.state.keeps_old:
+    stays = turn.state.phase in {Phase.STANDBY, Phase.PAUSING} or turn.state.keeps_old
+    if stays and not turn.episode.migrated:  # else its ranks are in the standby
         switching.give_up_standby(turn, why)
     switching.close(turn, f"cancelled: {why}")
     turn.settle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from taskd.core.plane import names
+from taskd.core.plane.choice import wants_retry
 from taskd.core.plane.course import ask_again, decide, leave
 from taskd.core.plane.faultlists import as_normal
 from taskd.core.plane.names import EXIT_PARAMS, Change, Code, RecoverStatus
@@ -77,8 +78,10 @@ def answered_alone(turn: Turn, report: StatusReported) -> bool:
     """Tell people what a job did while no plane was there; tells whether that ends what is under way.
 
     A plane that was started again in the middle of an episode would otherwise have ranks replaced that were
-    replaced already. A device that is still broken, and a pod that is to be replaced, stay its business. So
-    does a pod whose ranks went to a standby: the operator does not know of it, and that it goes is no loss.
+    replaced already. A device that is still broken, and a pod that is to be replaced, stay its business, but
+    a repeated step answers a fault that asked for no more, however long the device plugin goes on reporting
+    it. A pod whose ranks went to a standby stays too: the operator does not know of it, and that it goes is
+    no loss.
     """
     state, episode = turn.state, turn.state.episode
     ended = "recovered" if report.code == Code.OK else "failed"
@@ -92,14 +95,14 @@ def answered_alone(turn: Turn, report: StatusReported) -> bool:
         # Its agent was given up, so nobody may be there to end it in order.
         standbys = {pod: report.placed[pod] for pod in pods}
         turn.do(Ask(uuid, Wish.REPLACE, pods, why, origin=gone, cut=pods, standbys=standbys))
+    if report.code != Code.OK or episode is None or state.phase not in _ANSWERED:
+        return False
+    if report.strategy == Change.RETRY and wants_retry(state.policy, episode):
+        return True
     shape = state.shape
-    return (
-        report.code == Code.OK
-        and episode is not None
-        and state.phase in _ANSWERED
-        and not any(rank in state.devices for rank in episode.faults if shape.pod_of(rank) not in gone)
-        and not set(not_replaced(state, episode, episode.leaving)) - gone.keys()
-    )
+    broken = any(rank in state.devices for rank in episode.faults if shape.pod_of(rank) not in gone)
+    turn.edit(alone=broken and state.phase is Phase.HEALING)
+    return not broken and not set(not_replaced(state, episode, episode.leaving)) - gone.keys()
 
 
 def _left_behind(state: JobState, report: StatusReported) -> dict[int, str]:

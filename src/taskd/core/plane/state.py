@@ -147,6 +147,10 @@ class Episode:
     labelled: tuple[int, ...] = ()
     pod: int = -1
     """The pod that a hot switch replaces."""
+    migrated: bool = False
+    """Its ranks have moved; all that is left of the switch is that it goes."""
+    alone: bool = False
+    """The job goes on by itself while a device that may come back is waited for: it wants no order then."""
     reason: str = ""
     marks: Mapping[Phase, float] = field(default_factory=dict)
 

@@ -105,7 +105,7 @@ def see_pods(turn: Turn) -> str:
         turn.send(SignalType.HOT_SWITCH, Action.NEW_POD_RUNNING, standbys=standbys)
         turn.enter(Phase.PAUSING, state.limits.report_s)
     elif state.phase is Phase.PARTING and replaced(state, episode, episode.pod):
-        if state.keeps_old:
+        if episode.migrated:
             return "switched"
         _migrate(turn)
     return ""
@@ -127,7 +127,8 @@ def migrated(turn: Turn, code: int) -> str:
     if code != Code.OK:
         failed(turn, f"the trainer could not resume (code {code})")
         return ""
-    if turn.state.keeps_old:
+    turn.edit(migrated=True)
+    if turn.state.keeps_old and not replaced(turn.state, turn.episode, turn.episode.pod):
         turn.settle()
         _part(turn)
         return ""
@@ -159,7 +160,7 @@ def late(turn: Turn) -> str:
             turn.edit(pressed=True)
             turn.ask(Wish.REMOVE_OLD, (turn.episode.pod,), "the old pod is late in leaving", force=True)
             turn.enter(Phase.PARTING, limits.old_pod_s)
-        case _ if state.keeps_old:
+        case _ if turn.episode.migrated:
             return "switched; the old pod is still being deleted"
         case _:
             failed(turn, f"the old pod was not gone within {2 * limits.old_pod_s:g} s")

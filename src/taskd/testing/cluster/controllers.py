@@ -30,6 +30,8 @@ class ControllerProcess:
 
     With ``secure`` it is served as it is without any flag: the controller makes certificates (the authority
     is a Secret of the namespace), and jobs find the plane by its documented name. One at a time can have it.
+
+    ``kubeconfig`` names another way to the same API server.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ControllerProcess:
         *flags: str,
         plane: bool = False,
         secure: bool = False,
+        kubeconfig: Path | None = None,
     ) -> None:
         self.log = log
         self.plane = ""
@@ -47,7 +50,7 @@ class ControllerProcess:
         self._published = plane and secure
         self._command = [
             sys.executable, "-m", "taskd.cli.main", "controller",
-            "--kubeconfig", str(cluster.kubeconfig), "--namespace", namespace,
+            "--kubeconfig", str(kubeconfig or cluster.kubeconfig), "--namespace", namespace,
             "--listen", "127.0.0.1:0", "--no-leader-elect", *flags,
         ]  # fmt: skip
         if plane:

@@ -43,7 +43,7 @@ STUCK: Final = f"{PREFIX}/stuck"
 REMOVE_AFTER: Final = f"{PREFIX}/remove-after"
 
 # Nodes with this label have a kubelet; taking the label away is what cutting the cable is elsewhere.
-_MANAGED: Final = "taskd.test/kubelet"
+MANAGED: Final = "taskd.test/kubelet"
 _LEASE_S: Final = 40
 _NODES: Final = "/api/v1/nodes"
 
@@ -59,7 +59,7 @@ class Kubelets:
                 kwok,
                 f"--kubeconfig={cluster.kubeconfig}",
                 f"--config={config}",
-                f"--manage-nodes-with-label-selector={_MANAGED}=kwok",
+                f"--manage-nodes-with-label-selector={MANAGED}=kwok",
                 "--manage-all-nodes=false",
                 f"--node-lease-duration-seconds={_LEASE_S}",
                 # It would serve logs and exec of its pods on every address of this machine.
@@ -70,9 +70,7 @@ class Kubelets:
             ],
             log=cluster.directory / "kwok.log",
         )
-        self._remover = Remover(
-            cluster, node_label=f"{_MANAGED}=kwok", stuck=STUCK, remove_after=REMOVE_AFTER
-        )
+        self._remover = Remover(cluster, node_label=f"{MANAGED}=kwok", stuck=STUCK, remove_after=REMOVE_AFTER)
 
     def start(self) -> Self:
         """Start it; nodes that are added become Ready."""
@@ -133,7 +131,7 @@ class Nodes:
         waiting = set(added)
 
         def ready() -> bool:
-            items = self._api.items(_NODES, labelSelector=_MANAGED, resourceVersion="0")
+            items = self._api.items(_NODES, labelSelector=MANAGED, resourceVersion="0")
             waiting.difference_update(node["metadata"]["name"] for node in items if is_ready(node))
             return not waiting
 
@@ -158,12 +156,12 @@ class Nodes:
         it, the condition is written here, and the controller-manager goes on from it: it taints the node and,
         when the pods' toleration is over, deletes them, which then hang in Terminating.
         """
-        self._api.patch(f"{_NODES}/{name}", {"metadata": {"labels": {_MANAGED: None}}})
+        self._api.patch(f"{_NODES}/{name}", {"metadata": {"labels": {MANAGED: None}}})
         self._ready(name, "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
 
     def restore(self, name: str) -> None:
         """Bring a lost node back; pods that were deleted meanwhile are removed by it."""
-        self._api.patch(f"{_NODES}/{name}", {"metadata": {"labels": {_MANAGED: "kwok"}}})
+        self._api.patch(f"{_NODES}/{name}", {"metadata": {"labels": {MANAGED: "kwok"}}})
         self._ready(name, "True", "KubeletReady", "kubelet is posting ready status")
 
     def exit(
@@ -296,7 +294,7 @@ def _node(name: str, number: int, amounts: Mapping[str, str], labels: Mapping[st
         "metadata": {
             "name": name,
             "labels": {
-                _MANAGED: "kwok",
+                MANAGED: "kwok",
                 "kubernetes.io/hostname": name,
                 "kubernetes.io/os": "linux",
                 "kubernetes.io/arch": "arm64",

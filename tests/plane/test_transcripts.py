@@ -33,7 +33,7 @@ async def test_transcript_with_interruptions(name: str, how: str) -> None:
     """
     lines = []
     for line in transcript.load(name):
-        lines.append(line.replace("notice_s=0.05", "notice_s=0.4").replace("heal_s=0.05", "heal_s=0.4"))
+        lines.append(line.replace("notice_s=0.05", "notice_s=1.2").replace("heal_s=0.05", "heal_s=1.2"))
         last_words = "stop switch" in line
         if line.startswith("P "):
             lines.append(f"{how} quiet" if last_words or line.endswith("#last") else how)

@@ -157,7 +157,10 @@ class Story:
         wait(lambda: self._incidents(4), "the hot switch")
         moved = int(self._job.timeline()[-1]["step"])
         say(f"   the old ranks trained on for {moved - step} steps while the new pod started")
-        wait(lambda: pod not in self._job.places().values(), "the end of the old pod")
+        path = f"/api/v1/namespaces/{self._job.namespace}/pods/{pod}"
+        wait(lambda: self._job.cluster.api.find(path) is None, "the end of the old pod")
+        told = "ProcessRecovery"
+        wait(lambda: any("switched" in each for each in self._job.events(told)), "the plane's last word")
         self._job.wait_step(moved + 3)
 
     def tell(self) -> None:

@@ -237,7 +237,6 @@ def test_a_slow_device_is_left_with_a_manager(
     places = {chip_of(job, devices, PODS[1], index) for index in (0, 1)}
     ranks = before.new_processes()
     told = job.events("ProcessRecovery")
-    print(wish, before.new_pods(), given, job.status().get("restarts"), told)
     job.finish()
 
     assert (node, chip) not in places

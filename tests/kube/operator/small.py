@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import suppress
 from typing import Any, Self
 
+from taskd.testing.kube.client import ApiError
 from tests.kube.operator.site import JOBS, Json, Site, until
 
 PODS = "/api/v1/namespaces/{}/pods"
@@ -69,8 +71,12 @@ def uid(site: Site, pod: str) -> str:
 
 def delete_pod(site: Site, pod: str, grace_s: int = 0) -> None:
     """Delete a pod, as anybody may; that one, and not its successor should the request be sent twice."""
-    body = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid(site, pod)}}
-    site.kube.api.request("DELETE", f"{PODS.format(site.namespace)}/{pod}", body)
+    path = f"{PODS.format(site.namespace)}/{pod}"
+    found = site.kube.api.find(path)
+    if found is not None:
+        body = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": found["metadata"]["uid"]}}
+        with suppress(ApiError):  # it is gone, or another has its name
+            site.kube.api.request("DELETE", path, body)
 
 
 def annotate_pod(site: Site, pod: str, **marks: str | None) -> None:

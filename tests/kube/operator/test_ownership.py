@@ -127,7 +127,8 @@ def test_a_job_made_again_at_once_waits_for_the_pods_of_its_predecessor(
     old = {name: uid(site, name) for name in site.pods("job")}
     kube.kubectl("delete", "acjob", "job", "-n", site.namespace)
     site.submit(small())
-    wait_settled(site, "job", 0)
+    # Its predecessor's Service goes when the garbage collector knows of such jobs, up to 30 s later.
+    wait_settled(site, "job", 0, 90)
     found = {name: uid(site, name) for name in site.pods("job")}
     assert found.keys() == old.keys()
     assert found.items().isdisjoint(old.items())

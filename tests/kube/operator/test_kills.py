@@ -389,8 +389,13 @@ def _asked(site: Site, job: str, mark: int) -> str:
 
 
 def _varies(write: str) -> bool:
-    """Whether the speed of things says how often that is written: counts of pods, summaries, tables."""
-    return write.endswith("/status") or "/job-summary-" in write or "/rings-config-" in write
+    """Whether the speed of things says how often that is written: counts of pods, summaries, tables.
+
+    The namespace's own Service is made with its first job, and not again.
+    """
+    return write.endswith(("/status", "/services/acjob-pods")) or any(
+        part in write for part in ("/job-summary-", "/rings-config-")
+    )
 
 
 def tell(stage: Stage, history: History, immortal: Immortal, strike: tuple[int, str] | None) -> Json:

@@ -15,13 +15,12 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from taskd.agent.nursery_wire import Frames, Message, WorkerLaunch, encode, pack_launch
-from taskd.agent.surroundings import NURSERY_VARIABLE
+from taskd.agent.surroundings import NURSERY_VARIABLE, start_nursery
 from taskd.core.exits import Exit
 
 __all__ = [
@@ -173,7 +172,7 @@ class Nursery:
         self._serving, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._warm, self._parked, self._hopeless = False, 0, False
         if not self._take_over():
-            self._start_process()
+            self._process, self._sock = start_nursery(self._env)
         self._sock.setblocking(False)
         self.pid, self.alive = self._process.pid, True
         self._loop.add_reader(self._sock, self._on_readable)
@@ -205,18 +204,6 @@ class Nursery:
             return False
         self._sock = sock
         return True
-
-    def _start_process(self) -> None:
-        self._sock, theirs = socket.socketpair()
-        fd = theirs.fileno()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "taskd.agent.nursery_main", str(fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(fd,),
-                env=self._env,
-                start_new_session=True,
-            )
 
     async def close(self) -> None:
         """Kill every worker with what it left behind, end the nursery, close every file descriptor."""

@@ -1,9 +1,12 @@
-"""What all training processes of a node find in their environment, and which warm-up they share.
+"""What the training processes of a node share: their environment, their warm-up, and their parent.
 
 Known before anything else is: the launcher needs it for a nursery that it sends ahead, so this module imports
 next to nothing.
 """
 
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 
 from taskd.core.hccl import watchdogs_of_taskd
@@ -36,3 +39,25 @@ def base_env(spec: LaunchSpec, inherited: Mapping[str, str]) -> dict[str, str]:
         # torchrun's rule: many processes on one node would each take every core.
         env.setdefault("OMP_NUM_THREADS", "1")
     return env
+
+
+def start_nursery(env: Mapping[str, str], *warm: str) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """Start the parent of a node's training processes; returns it with the agent's end of its socket.
+
+    A warm-up begins at once where one is named.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "taskd.agent.nursery_main", str(theirs.fileno()), *warm],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env=env,
+            start_new_session=True,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours

@@ -9,10 +9,9 @@ From then on it is that agent's as if it had started it, and ends with it; befor
 import os
 import socket
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-from taskd.agent.surroundings import NURSERY_VARIABLE, base_env, warm_up
+from taskd.agent.surroundings import NURSERY_VARIABLE, base_env, start_nursery, warm_up
 from taskd.core.launch import LaunchSpec
 
 if TYPE_CHECKING:
@@ -69,18 +68,7 @@ def send_ahead(spec: LaunchSpec) -> Forerunner | None:
     if not warm or spec.local_nodes != 1 or spec.spare_nodes or os.environ.get("LD_PRELOAD"):
         # What is wrong with LD_PRELOAD is mended first, and a process that began with it is of no use then.
         return None
-    ours, theirs = socket.socketpair()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "taskd.agent.nursery_main", str(theirs.fileno()), warm],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            env=base_env(spec, os.environ),
-            start_new_session=True,
-        )
+        return Forerunner(*start_nursery(base_env(spec, os.environ), warm))
     except OSError:
-        ours.close()
         return None  # The agent tries it itself, and says why if it cannot either.
-    finally:
-        theirs.close()
-    return Forerunner(process, ours)
